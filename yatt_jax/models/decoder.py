@@ -1,0 +1,236 @@
+"""One decoder for every text family: embeddings, a scanned stack of blocks, a final norm.
+
+Blocks are built once per layer with stacked parameters (a leading layer dimension) and run by ``jax.lax.scan``, so
+that compile time does not grow with depth. What differs between layers of one model, the sliding window and the rotary
+table, is data that the scan reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from yatt_jax.models.config import DecoderConfig
+from yatt_jax.models.layers import MLP, Projection, RMSNorm, attend, rope_tables, rotate, weight
+from yatt_jax.parallel.partition import constrain
+from yatt_jax.types import Inputs
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of the tokens seen so far, by row and slot.
+
+    Slot s of row b holds token s of that row: rows are contiguous from slot 0. A token sees the slots up to its own,
+    so a slot past the row's length may hold anything.
+    """
+
+    keys: Float[Array, "L B J S K"]
+    values: Float[Array, "L B J S K"]
+
+    @staticmethod
+    def zeros(config: DecoderConfig, rows: int, slots: int, dtype: str | None = None) -> Cache:
+        """An empty cache for ``rows`` rows of at most ``slots`` tokens."""
+        shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
+        zeros = jnp.zeros(shape, dtype or config.dtype)
+        return Cache(zeros, zeros)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Context:
+    """What every layer of one call shares. ``start_B`` is None without a cache."""
+
+    cos_RBTF: jax.Array
+    sin_RBTF: jax.Array
+    distance_BTS: jax.Array  # query index - key index
+    visible_BTS: jax.Array
+    start_B: jax.Array | None
+
+    def mask(self, window: Int[Array, ""]) -> Bool[Array, "B T S"]:
+        near = (window == 0) | (self.distance_BTS < window)
+        return self.visible_BTS & (self.distance_BTS >= 0) & near
+
+
+class Attention(nnx.Module):
+    """Self-attention of one layer."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        D, H, J, K = config.hidden, config.heads, config.kv_heads, config.head_dim
+        self.config = config
+        self.q = Projection(rngs, (D,), (H, K), ("embed", "heads", None), bias=config.qkv_bias)
+        self.k = Projection(rngs, (D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
+        self.v = Projection(rngs, (D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
+        self.o = Projection(rngs, (H, K), (D,), ("heads", None, "embed"), bias=config.out_bias)
+        self.q_norm = RMSNorm(K, config) if config.qk_norm else None
+        self.k_norm = RMSNorm(K, config) if config.qk_norm else None
+
+    def __call__(
+        self, x_BTD: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        q = constrain(self.q(x_BTD), "rows", None, "act_heads", None)
+        k = constrain(self.k(x_BTD), "rows", None, "act_kv_heads", None)
+        v = constrain(self.v(x_BTD), "rows", None, "act_kv_heads", None)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = context.cos_RBTF[rope], context.sin_RBTF[rope]
+        q, k_BJTK, v_BJTK = rotate(q, cos, sin), rotate(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        if cache is None:
+            keys, values = k_BJTK, v_BJTK
+        else:
+            assert context.start_B is not None
+            cache = write(cache, layer, context.start_B, k_BJTK, v_BJTK)
+            keys = jax.lax.dynamic_index_in_dim(cache.keys, layer, keepdims=False).astype(q.dtype)
+            values = jax.lax.dynamic_index_in_dim(cache.values, layer, keepdims=False).astype(q.dtype)
+        out = attend(
+            q, keys, values, context.mask(window), scale=self.config.query_scale, softcap=self.config.attention_softcap
+        )
+        return self.o(constrain(out, "rows", None, "act_heads", None)), cache
+
+
+def write(cache: Cache, layer: jax.Array, start_B: jax.Array, k_BJTK: jax.Array, v_BJTK: jax.Array) -> Cache:
+    """Puts new keys and values of one layer into slots ``start .. start + T - 1`` of each row."""
+    B, _, T, _ = k_BJTK.shape
+    rows = jnp.arange(B)[:, None]
+    slots = start_B[:, None] + jnp.arange(T)
+
+    def put(buffer: jax.Array, new_BJTK: jax.Array) -> jax.Array:
+        # Out-of-range slots are dropped: padding at the end of a prefill may reach past the cache.
+        new_BTJK = new_BJTK.transpose(0, 2, 1, 3).astype(buffer.dtype)
+        return buffer.at[layer, rows, :, slots].set(new_BTJK, mode="drop", unique_indices=True)
+
+    return Cache(put(cache.keys, k_BJTK), put(cache.values, v_BJTK))
+
+
+class Block(nnx.Module):
+    """Attention and MLP with their norms and residual connections."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden, config)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = RMSNorm(config.hidden, config)
+        self.mlp = MLP(config, rngs)
+        self.post_attention_norm = RMSNorm(config.hidden, config) if config.post_norms else None
+        self.post_mlp_norm = RMSNorm(config.hidden, config) if config.post_norms else None
+
+    def __call__(
+        self, x: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
+    ) -> tuple[jax.Array, Cache | None]:
+        y, cache = self.attention(self.attention_norm(x), context, window, rope, layer, cache)
+        x = x + (y if self.post_attention_norm is None else self.post_attention_norm(y))
+        y = self.mlp(self.mlp_norm(x))
+        x = x + (y if self.post_mlp_norm is None else self.post_mlp_norm(y))
+        return constrain(x, "rows", None, None), cache
+
+
+class Decoder(nnx.Module):
+    """The stack: tokens in, hidden states after the final norm out."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        # Tables start at 1/sqrt(D) for the output side; families with embed_scale multiply by sqrt(D) going in.
+        self.embedding = weight(rngs, (config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
+        self.layers = nnx.vmap(lambda r: Block(config, r), in_axes=0, out_axes=0)(rngs.split(config.layers))
+        self.norm = RMSNorm(config.hidden, config)
+
+    def embed(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+        """Embeddings of tokens, scaled as the family asks, in the compute dtype."""
+        x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
+        return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
+
+    def __call__(
+        self, inputs: Inputs, cache: Cache | None = None, start_B: Int[Array, "B"] | None = None
+    ) -> tuple[Float[Array, "*B T D"], Cache | None]:
+        """Runs the stack.
+
+        Without a cache, tokens attend to earlier tokens of their segment in the row. With one, the T new tokens of row b
+        go to slots ``start_B[b] ..`` and attend to all slots of the row up to their own (segments are not read).
+
+        Args:
+          inputs: tokens, positions and segments of shape ``[*B, T]``.
+          cache: keys and values of what came before; needs exactly one leading axis.
+          start_B: first slot of each row's new tokens; 0 when omitted.
+
+        Returns:
+          Hidden states ``[*B, T, D]`` and the new cache.
+        """
+        lead, T = inputs.tokens.shape[:-1], inputs.tokens.shape[-1]
+        tokens, positions, segments = (
+            a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments)
+        )
+        config = self.config
+        cos, sin = rope_tables(config, positions)
+        index = jnp.arange(T)
+        if cache is None:
+            start_B = None
+            distance = (index[:, None] - index[None, :])[None]
+            visible = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
+        else:
+            start_B = jnp.zeros(tokens.shape[:1], jnp.int32) if start_B is None else start_B
+            distance = (start_B[:, None] + index)[:, :, None] - jnp.arange(cache.keys.shape[3])
+            visible = jnp.ones((1, 1, 1), bool)
+        context = _Context(cos, sin, distance, visible, start_B)
+        graph, stacked = nnx.split(self.layers)
+
+        def step(carry, xs):
+            x, cache = carry
+            params, window, rope, layer = xs
+            x, cache = nnx.merge(graph, params)(x, context, window, rope, layer, cache)
+            return (x, cache), None
+
+        if config.remat == "full":
+            step = jax.checkpoint(step, prevent_cse=False)
+        per_layer = (jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer), jnp.arange(config.layers))
+        x = constrain(self.embed(tokens), "rows", None, None)
+        (x, cache), _ = jax.lax.scan(step, (x, cache), (stacked, *per_layer))
+        return self.norm(x).reshape(*lead, T, -1), cache
+
+
+class LanguageModel(nnx.Module):
+    """Decoder with an output matrix over the vocabulary."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.decoder = Decoder(config, rngs)
+        if not config.tied:
+            self.unembedding = weight(rngs, (config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
+
+    def __call__(
+        self, inputs: Inputs, cache: Cache | None = None, start_B: Int[Array, "B"] | None = None
+    ) -> tuple[Float[Array, "*B T D"], Cache | None]:
+        """Hidden states; ``logits`` and ``ops.logprobs`` turn them into scores without keeping ``[T, V]``."""
+        return self.decoder(inputs, cache, start_B)
+
+    def output_matrix(self) -> Float[Array, "V D"]:
+        """The matrix that maps hidden states to logits."""
+        return self.decoder.embedding[...] if self.config.tied else self.unembedding[...]
+
+    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Logits in float32, soft-capped where the family asks."""
+        matrix = self.output_matrix().astype(hidden.dtype)
+        logits = jnp.einsum("...d,vd->...v", hidden, matrix, preferred_element_type=jnp.float32)
+        cap = self.config.final_softcap
+        return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+class ScalarModel(nnx.Module):
+    """Decoder with a linear head: a critic (value per token) or a reward model (read at the last real token).
+
+    The head has a kernel ``[D, labels]`` and, optionally, a bias. Critic: kernel and bias start at zero. Reward model:
+    kernel from N(0, 1/sqrt(D + 1)), bias 0.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs, *, labels: int = 1, bias: bool = True, head_scale: float = 0.0):
+        self.config = config
+        self.decoder = Decoder(config, rngs)
+        self.head = Projection(
+            rngs, (config.hidden,), (labels,), (None, None), bias=bias, scale=head_scale
+        )
+
+    def __call__(self, inputs: Inputs) -> Float[Array, "*B T Y"]:
+        """Head outputs at every token, ``[*B, T, labels]``, float32."""
+        hidden, _ = self.decoder(inputs)
+        return self.head(hidden.astype(jnp.float32))

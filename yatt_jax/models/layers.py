@@ -1,0 +1,165 @@
+"""Layers shared by the model families: linear maps over named axes, norms, rotary positions, attention, MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from yatt_jax.models.config import DecoderConfig, Rope
+from yatt_jax.parallel.partition import constrain
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def weight(
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: float
+) -> nnx.Param[jax.Array]:
+    """A float32 parameter drawn from N(0, scale^2); ``axes`` names its dimensions for the partition rules."""
+    return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param[jax.Array]:
+    """A float32 parameter that starts at a constant."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
+
+
+class RMSNorm(nnx.Module):
+    """Root mean square norm (Zhang & Sennrich 2019): ``x / sqrt(mean(x^2) + eps) * weight``, computed in float32."""
+
+    def __init__(self, size: int, config: DecoderConfig):
+        self.eps = config.norm_eps
+        self.offset = 1.0 if config.norm_offset else 0.0
+        self.scale = constant(1.0 - self.offset, (size,), (None,))
+
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Angular frequency of each pair of a head, ``[head_dim / 2]``, float32.
+
+    Sources: Su et al. 2021 (default), Chen et al. 2023 (linear), Peng et al. 2023 (yarn), the Llama 3.1 release (llama3).
+    """
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
+    frequency = 1.0 / (np.float32(rope.theta) ** exponent)
+    if rope.kind == "linear":
+        return frequency / np.float32(rope.factor)
+    if rope.kind == "llama3":
+        wavelength = 2 * math.pi / frequency
+        turns = rope.original_positions / wavelength
+        smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        smooth = np.clip(smooth, 0.0, 1.0)
+        return ((1 - smooth) * frequency / rope.factor + smooth * frequency).astype(np.float32)
+    if rope.kind == "yarn":
+
+        def dimension(rotations: float) -> float:
+            ratio = rope.original_positions / (rotations * 2 * math.pi)
+            return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+        low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+        return (frequency / rope.factor * ramp + frequency * (1 - ramp)).astype(np.float32)
+    return frequency
+
+
+def rope_tables(
+    config: DecoderConfig, positions_BT: Int[Array, "B T"]
+) -> tuple[Float[Array, "R B T H"], Float[Array, "R B T H"]]:
+    """Cosines and sines of each rotary embedding of the model, ``[ropes, B, T, head_dim / 2]``, float32."""
+    cosines, sines = [], []
+    for rope in config.ropes:
+        angle = positions_BT[..., None].astype(jnp.float32) * rope_frequencies(rope, config.head_dim)
+        cosines.append(jnp.cos(angle) * rope.attention_factor)
+        sines.append(jnp.sin(angle) * rope.attention_factor)
+    return jnp.stack(cosines), jnp.stack(sines)
+
+
+def rotate(
+    x_BTHK: Float[Array, "B T H K"], cos_BTF: Float[Array, "B T F"], sin_BTF: Float[Array, "B T F"]
+) -> Float[Array, "B T H K"]:
+    """Turns the pairs (i, i + K/2) of each head by the position's angle."""
+    first, second = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos_BTF[:, :, None, :], sin_BTF[:, :, None, :]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x_BTHK.dtype)
+
+
+def attend(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BJSK: Float[Array, "B J S K"],
+    v_BJSK: Float[Array, "B J S K"],
+    mask_BTS: Bool[Array, "B T S"],
+    *,
+    scale: float,
+    softcap: float,
+) -> Float[Array, "B T H K"]:
+    """Grouped-query attention (Ainslie et al. 2023); keys and values head-major, as the cache keeps them.
+
+    A query with no key to see (padding) gets zeros, never NaN.
+    """
+    B, T, H, K = q_BTHK.shape
+    J = k_BJSK.shape[1]
+    q_BJGTK = q_BTHK.reshape(B, T, J, H // J, K).transpose(0, 2, 3, 1, 4)
+    scores = jnp.einsum("bjgtk,bjsk->bjgts", q_BJGTK, k_BJSK, preferred_element_type=jnp.float32) * scale
+    if softcap:
+        scores = softcap * jnp.tanh(scores / softcap)
+    mask = mask_BTS[:, None, None, :, :]
+    scores = jnp.where(mask, scores, -1e30)
+    probs = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0).astype(v_BJSK.dtype)
+    out = jnp.einsum("bjgts,bjsk->bjgtk", probs, v_BJSK)
+    return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, K)
+
+
+class Projection(nnx.Module):
+    """``y = x W + b`` contracting the last ``len(inputs)`` dimensions of x; W has shape ``inputs + outputs``."""
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        axes: tuple[str | None, ...],
+        *,
+        bias: bool,
+        scale: float | None = None,
+    ):
+        self.contract = len(inputs)
+        fan_in = math.prod(inputs)
+        self.kernel = weight(rngs, inputs + outputs, axes, 1 / math.sqrt(fan_in) if scale is None else scale)
+        self.bias = constant(0.0, outputs, axes[len(inputs) :]) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.kernel[...].astype(x.dtype)
+        dims = tuple(range(x.ndim - self.contract, x.ndim)), tuple(range(self.contract))
+        y = jax.lax.dot_general(x, kernel, (dims, ((), ())))
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class MLP(nnx.Module):
+    """Gated MLP (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+        D, F, bias = config.hidden, config.mlp, config.mlp_bias
+        self.activation = config.activation
+        self.gate = Projection(rngs, (D,), (F,), ("embed", "mlp"), bias=bias)
+        self.up = Projection(rngs, (D,), (F,), ("embed", "mlp"), bias=bias)
+        self.down = Projection(rngs, (F,), (D,), ("mlp", "embed"), bias=bias)
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        gate = ACTIVATIONS[self.activation](self.gate(x_BTD))
+        return self.down(constrain(gate * self.up(x_BTD), "rows", None, "act_mlp"))

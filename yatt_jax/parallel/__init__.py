@@ -1,0 +1,1 @@
+"""The device mesh, its partitions, and moving arrays between them."""

@@ -1,0 +1,189 @@
+"""The dimension key and the few data types that flow through the trainer.
+
+Dimension key, used in signatures and as suffixes of local names:
+
+    B rows   T tokens   V vocabulary   D hidden size   N prompts   G samples a prompt   K kept logits
+
+A *row* is one sequence: a prompt, a prompt with its response, or several packed documents. Models accept any
+leading axes, written ``*B``, so a preference pair is a row of shape ``[B, 2, T]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, UInt8
+
+Params: TypeAlias = Any  # nested dict of arrays
+PyTree: TypeAlias = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A mean that is not yet divided: ``total / weight``.
+
+    Losses and metrics are returned as sums and weights, so that adding them over micro-batches, devices and
+    processes and dividing once gives the same number for every split. A weight of 0 means "no data".
+    """
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    def __add__(self, other: Ratio) -> Ratio:
+        return Ratio(self.total + other.total, self.weight + other.weight)
+
+    def mean(self) -> Float[Array, ""]:
+        """``total / weight``, and 0 where the weight is 0."""
+        empty = self.weight == 0
+        return jax.numpy.where(empty, 0.0, self.total / jax.numpy.where(empty, 1.0, self.weight))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Media:
+    """What a multimodal row carries beside tokens."""
+
+    patches: Float[Array, "P F"] | None = None
+    frames: Float[Array, "A F"] | None = None
+    grid: Int[Array, "M 3"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a model reads.
+
+    Attributes:
+      tokens: token ids; the value at padding does not matter.
+      positions: running count of real tokens within a segment, from 0.
+      segments: document number within the row, from 1; 0 marks padding. Tokens attend within their segment only.
+      media: images and audio spliced into the embeddings.
+    """
+
+    tokens: Int[Array, "*B T"]
+    positions: Int[Array, "*B T"]
+    segments: Int[Array, "*B T"]
+    media: Media | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """Sampled rows as arrays: prompt and response side by side, from index 0, padded on the right.
+
+    Attributes:
+      inputs: tokens of prompt and response.
+      response_mask: 1 at tokens the policy wrote (they are what is trained), else 0. Index t marks token t itself.
+      sampled_logprobs: log-probability of token t under exactly the distribution it was drawn from (temperature and
+        filters), 0 outside the response.
+      plain_logprobs: the same under the temperature alone, without filters.
+      sample_id: number of the sample, unique in the run; the random key of a token is a function of
+        (seed, sample_id, position).
+      group: rows that answer the same prompt share a group number (within this rollout, from 0).
+      version: optimizer step of the weights that sampled the row.
+      ended: whether the row ended by a stop token or stop string; False when it was cut by the length limit.
+      kept: bit v of token t says whether vocabulary entry v survived the filters when t was drawn
+        (little-endian bits), so that scoring can use the same support; None when sampling was unfiltered.
+    """
+
+    inputs: Inputs
+    response_mask: Float[Array, "B T"]
+    sampled_logprobs: Float[Array, "B T"]
+    plain_logprobs: Float[Array, "B T"]
+    sample_id: Int[Array, "B"]
+    group: Int[Array, "B"]
+    version: Int[Array, "B"]
+    ended: Bool[Array, "B"]
+    kept: UInt8[Array, "B T V8"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Logprobs:
+    """Scores of a language model: value t belongs to token t (0 at t = 0 and at padding)."""
+
+    logprobs: Float[Array, "*B T"]
+    entropy: Float[Array, "*B T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """A critic's value at token t is its estimate before token t is written (read from hidden state t - 1)."""
+
+    values: Float[Array, "*B T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """The K largest logits at each token, with their ids."""
+
+    logits: Float[Array, "*B T K"]
+    ids: Int[Array, "*B T K"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything an optimizer step reads and writes.
+
+    Attributes:
+      step: optimizer steps taken; schedules follow it.
+      params: nested dict of arrays.
+      opt: optax state.
+      skipped: updates skipped for a non-finite loss or gradient since the start.
+      skipped_in_row: the same, since the last good update.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    opt: PyTree
+    skipped: Int[Array, ""]
+    skipped_in_row: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt record after reading (host side).
+
+    Attributes:
+      messages: chat turns ``{"role", "content"}``; empty when the record held plain text.
+      text: the rendered prompt, exactly what was tokenized.
+      tokens: its ids.
+      columns: every further column of the record, for the reward.
+      source: "file:line" of the record, for messages.
+      index: number of the record in its data set.
+    """
+
+    messages: list[dict[str, Any]]
+    text: str
+    tokens: list[int]
+    columns: Mapping[str, Any]
+    source: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One completion (host side): what rewards, sample tables and reports read.
+
+    Attributes:
+      prompt: the prompt it answers; ``prompt.columns`` holds the record's further columns.
+      completion: decoded response without special tokens, cut before a stop string.
+      tokens: sampled ids, the stop token included.
+      finish: "stop" (stop token), "stop_string" or "length".
+      sample_id: unique in the run.
+      group: rows that answer the same prompt share it.
+    """
+
+    prompt: Prompt
+    completion: str
+    tokens: list[int]
+    finish: str
+    sample_id: int
+    group: int
