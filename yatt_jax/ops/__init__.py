@@ -1,0 +1,1 @@
+"""Pure maths, one idea a file."""

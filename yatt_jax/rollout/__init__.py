@@ -1,0 +1,1 @@
+"""The sampling loop: host policy apart from device work."""
