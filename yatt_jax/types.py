@@ -44,6 +44,17 @@ class Ratio:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Max:
+    """A maximum over whatever it is added up over; combines with ``+`` as ``Ratio`` does."""
+
+    value: Float[Array, ""]
+
+    def __add__(self, other: Max) -> Max:
+        return Max(jax.numpy.maximum(self.value, other.value))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Media:
     """What a multimodal row carries beside tokens."""
 
