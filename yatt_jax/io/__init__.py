@@ -1,0 +1,1 @@
+"""Reading and writing models: Hugging Face folders, GGUF files, exports."""
