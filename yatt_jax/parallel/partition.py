@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,8 @@ class Split:
             sizes[unknown[0]] = devices // known
         elif known != devices:
             raise ValueError(
-                f"{name}: {' x '.join(f'{a} {s}' for a, s in sizes.items())} = {known} devices, and there are {devices}; "
+                f"{name}: {' x '.join(f'{a} {s}' for a, s in sizes.items())} = {known} devices, "
+                f"and there are {devices}; "
                 f"set one axis to -1 to infer it"
             )
         return Split(**sizes)
@@ -96,8 +98,9 @@ class Partition:
     def spec(self, axes: LogicalAxes, shape: Sequence[int]) -> PartitionSpec:
         """The partition spec of an array.
 
-        A dimension that its mesh axes do not divide uses the innermost ones that do: this is how fewer key-value
-        heads than the tensor axis are replicated. ``check_divides`` reports, before a run, what must divide.
+        A dimension that its mesh axes do not divide uses the outermost ones that do and is replicated over the rest:
+        so fewer key-value heads than the tensor axis lie where their query heads are. What must divide is checked by
+        the plan, before a run.
 
         Args:
           axes: logical name of each dimension, None for one that is never split.
@@ -122,6 +125,7 @@ class Partition:
 
     @property
     def replicated(self) -> NamedSharding:
+        """Sharding of arrays that every device holds whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -160,9 +164,7 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def make_partitions(
-    train: Split, rollout: Split, devices: Sequence[Any] | None = None
-) -> tuple[Partition, Partition]:
+def make_partitions(train: Split, rollout: Split, devices: Sequence[Any] | None = None) -> tuple[Partition, Partition]:
     """Builds the mesh and its two partitions.
 
     The tensor axis is innermost in both, so that parameters keep it on the same dimension when they move.
@@ -185,15 +187,15 @@ def make_partitions(
     if rollout.fsdp != 1:
         raise ValueError("parallel.rollout has no fsdp axis: sampling reads whole weights; use data and tensor")
     edges = sorted({1, train.tensor, train.tensor * train.fsdp, rollout.tensor, count})
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         if high % low:
             raise ValueError(
-                f"parallel.rollout.tensor = {rollout.tensor} and parallel.train (fsdp {train.fsdp}, tensor {train.tensor}) "
-                f"have no common refinement: {high} is not a multiple of {low}; a rollout.tensor among "
+                f"parallel.rollout.tensor = {rollout.tensor} and parallel.train "
+                f"(fsdp {train.fsdp}, tensor {train.tensor}) have no common refinement: {high} is not a multiple of {low}; a rollout.tensor among "
                 f"{[d for d in divisors(count) if _refines(d, train)]} works"
             )
     # Axis names say how many devices lie inside: a span of m1..m4 strides over 1 device, 4 apart at its end.
-    spans = list(zip(edges, edges[1:], strict=False))[::-1] or [(1, 1)]
+    spans = list(itertools.pairwise(edges))[::-1] or [(1, 1)]
     names = [f"m{low}_{high}" for low, high in spans]
     mesh = Mesh(np.asarray(devices).reshape([high // low for low, high in spans]), names)
 
@@ -212,7 +214,7 @@ def make_partitions(
 
 def _refines(tensor: int, train: Split) -> bool:
     edges = sorted({1, train.tensor, train.tensor * train.fsdp, tensor})
-    return all(high % low == 0 for low, high in zip(edges, edges[1:], strict=False))
+    return all(high % low == 0 for low, high in itertools.pairwise(edges))
 
 
 def shardings(abstract: PyTree, axes: PyTree, partition: Partition) -> PyTree:

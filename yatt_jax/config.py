@@ -1,0 +1,369 @@
+"""The configuration: a typed tree of frozen dataclasses, and its ConfigDict form that users edit.
+
+Config files return a ``ConfigDict`` made by ``default_config``; ``parse`` turns it into ``Config`` strictly: every key
+must exist (an unknown one is reported with the nearest name), every value must have the field's type, and each
+dataclass checks its own ranges. Below ``main`` nothing reads a ConfigDict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from ml_collections import ConfigDict
+
+from yatt_jax.controller.optimizer import OptimizerConfig
+from yatt_jax.data.prompts import DataConfig
+from yatt_jax.errors import InputError
+from yatt_jax.parallel.partition import Split
+from yatt_jax.rewards import RewardSpec
+from yatt_jax.rollout.sampling import Sampling
+
+T = TypeVar("T")
+
+
+class ConfigError(InputError):
+    """A configuration that cannot run; the message lists every fault with its key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InitConfig:
+    """Sizes of a model made from scratch, used when ``model.path`` is empty. The vocabulary is the tokenizer's."""
+
+    family: str = "llama"
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    mlp: int = 128
+    tied: bool = True
+    max_positions: int = 512
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "mlp", "max_positions"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} = {getattr(self, field)}: must be at least 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads = {self.kv_heads} must divide heads = {self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim = {self.head_dim} must be even")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Where the models come from.
+
+    Attributes:
+      path: folder in Hugging Face format, or a GGUF file, that the actor starts from; empty: from scratch by ``init``.
+      tokenizer: folder, GGUF file, or ``characters:ALPHABET``; empty: the one in ``path``.
+      reference: what the frozen reference is; empty: a copy of the actor at the start.
+      critic: what the critic starts from; empty: the actor at the start, with a value head of zeros.
+      init: sizes when there is no ``path``.
+      dtype: of the parameters and optimizer moments.
+      compute_dtype: of activations and matrix products.
+      frozen_dtype: of the reference's parameters.
+      remat: "full" recomputes each layer in the backward pass, "none" keeps its activations.
+    """
+
+    path: str = ""
+    tokenizer: str = ""
+    reference: str = ""
+    critic: str = ""
+    init: InitConfig = InitConfig()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "full"] = "full"
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """How a step samples.
+
+    Attributes:
+      prompts: prompts a step.
+      samples_per_prompt: responses to each.
+      rows: rows sampled at a time on the devices; 0: all of the step's.
+      sampling: temperature, filters, lengths and stops.
+      filters_in_scoring: "auto" records which vocabulary entries survived the filters, when ``sampling`` has any, and
+        scores policy, old policy and reference on that same support; "off" scores under the temperature alone.
+    """
+
+    prompts: int = 32
+    samples_per_prompt: int = 1
+    rows: int = 0
+    sampling: Sampling = Sampling()
+    filters_in_scoring: Literal["auto", "off"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field, least in (("prompts", 1), ("samples_per_prompt", 1), ("rows", 0)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} = {getattr(self, field)}: must be at least {least}")
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature = 0 (greedy) explores nothing: training needs one above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How an update runs.
+
+    Attributes:
+      micro_rows: rows of a micro-batch per data shard; the gradient does not depend on it, memory does. 0: all.
+      score_rows: the same for scoring; 0: like ``micro_rows``.
+      vocab_chunk: tokens whose logits exist at one time.
+      max_skipped: stop the run after this many updates in a row with a non-finite loss or gradient.
+    """
+
+    micro_rows: int = 8
+    score_rows: int = 0
+    vocab_chunk: int = 512
+    max_skipped: int = 5
+
+    def __post_init__(self) -> None:
+        for field, least in (("micro_rows", 0), ("score_rows", 0), ("vocab_chunk", 1), ("max_skipped", 1)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} = {getattr(self, field)}: must be at least {least}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """How the devices are split in each phase; -1 is inferred."""
+
+    train: Split = Split()
+    rollout: Split = Split()
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Held-out evaluation.
+
+    Attributes:
+      every: steps between evaluations; the start and the end are always evaluated. 0: never.
+      prompts: how many held-out prompts, the first ones; 0: all.
+      temperature: of the evaluation's samples (other sampling settings are the rollout's); 0: greedy.
+    """
+
+    every: int = 10
+    prompts: int = 64
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("every", "prompts", "temperature"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} = {getattr(self, field)}: must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportConfig:
+    """What a run writes.
+
+    Attributes:
+      tensorboard: write event files.
+      wandb_project: send metrics to this Weights & Biases project; empty: do not.
+      samples_every: write samples every so many steps; 0: never.
+      console_samples: completions shown on the console at each evaluation.
+      export: write the trained actor as a Hugging Face folder, ``WORKDIR/export``, at the end.
+    """
+
+    tensorboard: bool = True
+    wandb_project: str = ""
+    samples_every: int = 1
+    console_samples: int = 3
+    export: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("samples_every", "console_samples"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} = {getattr(self, field)}: must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run.
+
+    Attributes:
+      algo: module in ``yatt_jax.algos``, or a full module path; it owns the type of ``hyper``.
+      hyper: the algorithm's hyper-parameters.
+      steps: rollouts, each followed by its updates.
+      seed: of sampling, data order and fresh weights.
+      rewards: name -> function, weight, arguments.
+      reward_on_error: what an exception in a reward does: "raise" stops the run with the sample, "count" masks it.
+      reward_workers: threads that score samples.
+      compilation_cache: folder where compiled programs are kept between runs; empty: none.
+    """
+
+    algo: str = "ppo"
+    hyper: Any = None
+    steps: int = 100
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    rewards: Mapping[str, RewardSpec] = dataclasses.field(default_factory=dict)
+    reward_on_error: Literal["raise", "count"] = "raise"
+    reward_workers: int = 1
+    actor_optimizer: OptimizerConfig = OptimizerConfig()
+    critic_optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    evaluation: EvalConfig = EvalConfig()
+    report: ReportConfig = ReportConfig()
+    compilation_cache: str = "~/.cache/yatt_jax"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps = {self.steps}: must be at least 1")
+        if self.seed < 0:
+            raise ValueError(f"seed = {self.seed}: must not be negative")
+        if self.reward_workers < 1:
+            raise ValueError(f"reward_workers = {self.reward_workers}: must be at least 1")
+        if not self.rewards:
+            raise ValueError("rewards: empty; name at least one, as {'name': {'fn': 'package.module:function'}}")
+
+
+def load_algo(name: str) -> types.ModuleType:
+    """The module of an algorithm.
+
+    Raises:
+      ConfigError: no such module.
+    """
+    path = name if "." in name else f"yatt_jax.algos.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and not path.startswith(error.name):
+            raise
+        import pkgutil
+
+        import yatt_jax.algos
+
+        known = sorted(module.name for module in pkgutil.iter_modules(yatt_jax.algos.__path__))
+        raise ConfigError(f"algo = {name!r}: no such algorithm{nearest(name, known)}; there are {known}") from None
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """`` (did you mean 'x'?)``, or nothing where no name is near."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def default_config(algo: str = "ppo") -> ConfigDict:
+    """Every key with its default, as an unlocked ConfigDict for config files to fill in."""
+    tree = {f.name: _default(f) for f in dataclasses.fields(Config)}
+    tree["algo"] = algo
+    tree["hyper"] = to_dict(load_algo(algo).Hyper())
+    return ConfigDict(tree)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return to_dict(field.default)
+    return to_dict(field.default_factory()) if field.default_factory is not dataclasses.MISSING else None
+
+
+def to_dict(value: Any) -> Any:
+    """Dataclasses to dicts, all the way down; what ``config.json`` holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: to_dict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(to_dict(v) for v in value)
+    return value
+
+
+def parse(config: Mapping[str, Any] | ConfigDict) -> Config:
+    """Turns a ConfigDict into a ``Config``.
+
+    Raises:
+      ConfigError: unknown keys, wrong types and values out of range, all of them at once.
+    """
+    faults: list[str] = []
+    raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+    hyper = raw.pop("hyper", None)
+    algo = load_algo(str(raw.get("algo", "ppo")))
+    parsed = _dataclass(Config, raw, "config", faults)
+    parsed_hyper = _dataclass(algo.Hyper, hyper or {}, "config.hyper", faults)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return dataclasses.replace(parsed, hyper=parsed_hyper)
+
+
+def _dataclass(cls: type[T], raw: Any, path: str, faults: list[str]) -> T:
+    if isinstance(raw, cls):
+        return raw
+    if isinstance(raw, str) and hasattr(cls, "from_string"):
+        try:
+            return cls.from_string(raw)  # type: ignore[attr-defined]
+        except ValueError as error:
+            faults.append(f"{path}: {error}")
+            return raw  # type: ignore[return-value]
+    if not isinstance(raw, Mapping):
+        faults.append(f"{path} = {raw!r}: expected keys of {cls.__name__}")
+        return raw  # type: ignore[return-value]
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    before = len(faults)
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in names:
+            faults.append(f"{path}.{key}: unknown key{nearest(str(key), names)}; known here: {', '.join(names)}")
+        else:
+            values[key] = _value(hints[key], value, f"{path}.{key}", faults)
+    if len(faults) > before:
+        return raw  # type: ignore[return-value]
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        faults.append(f"{path}: {error}")
+        return raw  # type: ignore[return-value]
+
+
+def _value(hint: Any, value: Any, path: str, faults: list[str]) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(typing.cast(type, hint), value, path, faults)
+    if origin is Literal:
+        if value not in args:
+            near = nearest(str(value), [str(a) for a in args])
+            faults.append(f"{path} = {value!r}{near}: expected one of {list(args)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        plain = [a for a in args if a is not type(None)]
+        for choice in plain:
+            trial: list[str] = []
+            result = _value(choice, value, path, trial)
+            if not trial:
+                return result
+        faults.append(f"{path} = {value!r}: expected {' or '.join(_name(a) for a in args)}")
+        return value
+    if origin in (tuple, list):
+        if isinstance(value, str) or not isinstance(value, list | tuple):
+            value = (value,)  # one path on a command line stands for a list of one
+        return tuple(_value(args[0], v, f"{path}[{i}]", faults) for i, v in enumerate(value))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            faults.append(f"{path} = {value!r}: expected a mapping")
+            return value
+        return {k: _value(args[1], v, f"{path}.{k}", faults) for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        faults.append(f"{path} = {value!r}: expected {_name(hint)}, got {type(value).__name__}")
+    elif isinstance(value, float) and value != value:
+        faults.append(f"{path} is NaN")
+    return value
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint))

@@ -1,0 +1,1 @@
+"""The loops, and everything a process needs to run them."""

@@ -1,0 +1,101 @@
+"""The command: ``python -m yatt_jax.main --config=configs/NAME.py[:variant] --workdir=DIR [--config.KEY=VALUE ...]``.
+
+``--dry_run`` prints what a run would do and how much memory it needs, without loading weights. The exit status is 0
+after a finished run, 2 for bad input (the message says what and how to mend it) and 1 when the run itself failed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from yatt_jax import config as configuration
+from yatt_jax.errors import InputError
+
+FLAGS = flags.FLAGS
+config_flags.DEFINE_config_file(
+    "config", None, "Config file, with a variant after a colon if it has any.", lock_config=True
+)
+flags.DEFINE_string("workdir", None, "Where the run writes: metrics, samples, report.html, the exported model.")
+flags.DEFINE_bool("dry_run", False, "Print the resolved config, sizes and memory by role, and stop.")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the job that the flags describe."""
+    if len(argv) > 1:
+        raise configuration.ConfigError(f"unexpected argument {argv[1]!r}: settings are given as --config.KEY=VALUE")
+    if FLAGS.config is None:
+        raise configuration.ConfigError("--config is missing: name a file, as --config=configs/ppo_smollm2.py")
+    if not FLAGS.workdir and not FLAGS.dry_run:
+        raise configuration.ConfigError("--workdir is missing: name a folder for the run, as --workdir=runs/first")
+    config = configuration.parse(FLAGS.config)
+    _use_compilation_cache(config.compilation_cache)
+    # jax and the models are imported only now, so that a faulty config is reported at once.
+    from yatt_jax.controller.job import Job
+    from yatt_jax.controller.online import train
+    from yatt_jax.controller.plan import make_plan
+
+    plan = make_plan(config)
+    if FLAGS.dry_run:
+        print(plan.describe())
+        return
+    with Job(plan, Path(FLAGS.workdir)) as job:
+        train(job)
+
+
+def _use_compilation_cache(folder: str) -> None:
+    if folder:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Absl's parser, with config mistakes turned into ``ConfigError``."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        raise configuration.ConfigError(_with_nearest_flag(str(error))) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise configuration.ConfigError(f"--config: {_first_line(error)}") from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        near = _nearest_config(str(error.filename or error))
+        raise configuration.ConfigError(f"--config: {_first_line(error)}{near}") from error
+    except SyntaxError as error:
+        raise configuration.ConfigError(f"--config: {error.filename}, line {error.lineno}: {error.msg}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error.args[0]) if error.args and not isinstance(error, OSError) else str(error)
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _nearest_config(path: str) -> str:
+    known = sorted(str(p) for p in Path("configs").glob("*.py"))
+    found = difflib.get_close_matches(path, known, n=1)
+    return f" (did you mean {found[0]!r}?)" if found else f"; configs here: {known}" if known else ""
+
+
+def _with_nearest_flag(message: str) -> str:
+    return message.replace("FATAL Flags parsing error:", "").strip()
+
+
+def run() -> None:
+    """Entry point of the command."""
+    try:
+        app.run(main, flags_parser=_parse_flags)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()
