@@ -89,7 +89,7 @@ class GgufFile:
         version = cursor.number("I")
         if version not in (2, 3):
             raise CheckpointError(
-                f"{self.path}: GGUF version {version} (or a big-endian file); versions 2 and 3, little-endian, can be read"
+                f"{self.path}: GGUF version {version} or a big-endian file; little-endian versions 2 and 3 are read"
             )
         tensor_count, key_count = cursor.number("Q"), cursor.number("Q")
         for _ in range(key_count):
@@ -112,7 +112,7 @@ class GgufFile:
             kind = GGMLQuantizationType(raw_kind)
         except ValueError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name} has storage type {raw_kind}, which the installed gguf package does not know; "
+                f"{self.path}: tensor {name} has storage type {raw_kind}, unknown to the installed gguf package; "
                 f"upgrade gguf, or quantize the file to another type"
             ) from error
         block, block_bytes = GGML_QUANT_SIZES[kind]
@@ -123,7 +123,7 @@ class GgufFile:
         size = math.prod(shape) // block * block_bytes
         if offset + size > len(self._bytes):
             raise CheckpointError(
-                f"{self.path}: truncated: tensor {name} ends at byte {offset + size} and the file has {len(self._bytes)}; "
+                f"{self.path}: truncated: tensor {name} ends at byte {offset + size} of {len(self._bytes)}; "
                 f"copy or download it again"
             )
         return GgufTensor(shape, kind, offset, size)
@@ -145,7 +145,7 @@ class GgufFile:
                 values = dequantize(raw, entry.kind)
             except NotImplementedError as error:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} is stored as {entry.kind.name}, which the gguf package cannot dequantize; "
+                    f"{self.path}: the gguf package cannot dequantize {entry.kind.name} of tensor {name}; "
                     f"quantize the file to another type"
                 ) from error
         return values.reshape(raw.shape[0], *entry.shape[1:])

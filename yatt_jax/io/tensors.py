@@ -11,7 +11,7 @@ Slices = tuple[slice, ...]
 
 
 class CheckpointError(ValueError):
-    """A model folder or file that cannot be read; the message names the file, the tensor or key, and the way to mend it."""
+    """A model folder or file that cannot be read; the message names file and tensor, and how to mend it."""
 
 
 class TensorSource(Protocol):

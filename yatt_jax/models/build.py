@@ -36,7 +36,7 @@ class Model:
     axes: PyTree
 
     def bind(self, params: Params) -> Any:
-        """The module with these parameters: a ``LanguageModel`` or ``ScalarModel``, for use inside a jitted function."""
+        """The module with these parameters (``LanguageModel`` or ``ScalarModel``), for use inside a jitted function."""
         return nnx.merge(self.graph, params)
 
     def shardings(self, partition: Partition) -> PyTree:
@@ -45,6 +45,7 @@ class Model:
 
     @property
     def parameter_count(self) -> int:
+        """Number of scalars."""
         return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(self.abstract))
 
     def init(self, seed: int, partition: Partition, dtype: str = "float32") -> Params:

@@ -69,8 +69,15 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(K, config) if config.qk_norm else None
 
     def __call__(
-        self, x_BTD: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
+        self,
+        x_BTD: jax.Array,
+        context: _Context,
+        window: jax.Array,
+        rope: jax.Array,
+        layer: jax.Array,
+        cache: Cache | None,
     ) -> tuple[jax.Array, Cache | None]:
+        """Attention outputs ``[B, T, D]``, and the cache with this layer's keys and values written."""
         q = constrain(self.q(x_BTD), "rows", None, "act_heads", None)
         k = constrain(self.k(x_BTD), "rows", None, "act_kv_heads", None)
         v = constrain(self.v(x_BTD), "rows", None, "act_kv_heads", None)
@@ -119,6 +126,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
     ) -> tuple[jax.Array, Cache | None]:
+        """The residual stream after the block, and the cache with the layer written."""
         y, cache = self.attention(self.attention_norm(x), context, window, rope, layer, cache)
         x = x + (y if self.post_attention_norm is None else self.post_attention_norm(y))
         y = self.mlp(self.mlp_norm(x))
@@ -146,8 +154,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "*B T D"], Cache | None]:
         """Runs the stack.
 
-        Without a cache, tokens attend to earlier tokens of their segment in the row. With one, the T new tokens of row b
-        go to slots ``start_B[b] ..`` and attend to all slots of the row up to their own (segments are not read).
+        Without a cache, tokens attend to earlier tokens of their segment in the row. With one, the T new tokens of
+        row b go to slots ``start_B[b] ..`` and attend to all slots of the row up to their own (segments are not read).
 
         Args:
           inputs: tokens, positions and segments of shape ``[*B, T]``.
@@ -158,9 +166,7 @@ class Decoder(nnx.Module):
           Hidden states ``[*B, T, D]`` and the new cache.
         """
         lead, T = inputs.tokens.shape[:-1], inputs.tokens.shape[-1]
-        tokens, positions, segments = (
-            a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments)
-        )
+        tokens, positions, segments = (a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments))
         config = self.config
         cos, sin = rope_tables(config, positions)
         index = jnp.arange(T)
@@ -223,12 +229,12 @@ class ScalarModel(nnx.Module):
     kernel from N(0, 1/sqrt(D + 1)), bias 0.
     """
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs, *, labels: int = 1, bias: bool = True, head_scale: float = 0.0):
+    def __init__(
+        self, config: DecoderConfig, rngs: nnx.Rngs, *, labels: int = 1, bias: bool = True, head_scale: float = 0.0
+    ):
         self.config = config
         self.decoder = Decoder(config, rngs)
-        self.head = Projection(
-            rngs, (config.hidden,), (labels,), (None, None), bias=bias, scale=head_scale
-        )
+        self.head = Projection(rngs, (config.hidden,), (labels,), (None, None), bias=bias, scale=head_scale)
 
     def __call__(self, inputs: Inputs) -> Float[Array, "*B T Y"]:
         """Head outputs at every token, ``[*B, T, labels]``, float32."""

@@ -21,9 +21,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def weight(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: float
-) -> nnx.Param[jax.Array]:
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: float) -> nnx.Param[jax.Array]:
     """A float32 parameter drawn from N(0, scale^2); ``axes`` names its dimensions for the partition rules."""
     return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
@@ -42,6 +40,7 @@ class RMSNorm(nnx.Module):
         self.scale = constant(1.0 - self.offset, (size,), (None,))
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        """Normed along the last dimension, in the dtype of x."""
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (x32 * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
@@ -50,7 +49,7 @@ class RMSNorm(nnx.Module):
 def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """Angular frequency of each pair of a head, ``[head_dim / 2]``, float32.
 
-    Sources: Su et al. 2021 (default), Chen et al. 2023 (linear), Peng et al. 2023 (yarn), the Llama 3.1 release (llama3).
+    Sources: Su et al. 2021 (default), Chen et al. 2023 (linear), Peng et al. 2023 (yarn), Llama 3.1 (llama3).
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
     frequency = 1.0 / (np.float32(rope.theta) ** exponent)
@@ -72,7 +71,7 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         if rope.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+        ramp = np.clip((np.arange(head_dim // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
         return (frequency / rope.factor * ramp + frequency * (1 - ramp)).astype(np.float32)
     return frequency
 
@@ -144,6 +143,7 @@ class Projection(nnx.Module):
         self.bias = constant(0.0, outputs, axes[len(inputs) :]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """The map in the dtype of x; leading dimensions are kept."""
         kernel = self.kernel[...].astype(x.dtype)
         dims = tuple(range(x.ndim - self.contract, x.ndim)), tuple(range(self.contract))
         y = jax.lax.dot_general(x, kernel, (dims, ((), ())))
@@ -161,5 +161,6 @@ class MLP(nnx.Module):
         self.down = Projection(rngs, (F,), (D,), ("mlp", "embed"), bias=bias)
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The output in the dtype of x."""
         gate = ACTIVATIONS[self.activation](self.gate(x_BTD))
         return self.down(constrain(gate * self.up(x_BTD), "rows", None, "act_mlp"))
