@@ -279,7 +279,7 @@ def _search(
     """
 
     def finished(low: jax.Array, high: jax.Array, above_low: jax.Array, above_high: jax.Array) -> jax.Array:
-        adjacent = _ordered(high) - _ordered(low) <= 1
+        adjacent = _ordered(high) <= _ordered(low) + 1  # the difference of the two could overflow
         return adjacent | one_left(low, above_low, above_high)
 
     def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
