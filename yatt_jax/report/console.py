@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, TextIO
 
-from yatt_jax.report.samples import Record, pick
+from yatt_jax.report.samples import Record, pick, shown_prompt
 from yatt_jax.report.text import duration, headlines, number, one_line
 
 Advance = Callable[[int], None]
@@ -127,7 +127,7 @@ class PlainConsole:
         for record in pick(records, count):
             advantage = "" if record["advantage"] is None else f"  advantage {number(record['advantage'])}"
             self._line(f"  reward {number(record['total'])}{advantage}  {record['finish']}, {record['length']} tokens")
-            self._line(f"    {one_line(record['prompt'][-200:], 110)}")
+            self._line(f"    {one_line(shown_prompt(record), 110)}")
             self._line(f"    -> {one_line(record['completion'], 160)}")
 
     def _line(self, text: str, every_process: bool = False) -> None:

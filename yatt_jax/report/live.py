@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from yatt_jax.report.console import Advance, Eta
-from yatt_jax.report.samples import Record, pick
+from yatt_jax.report.samples import Record, pick, shown_prompt
 from yatt_jax.report.text import duration, headlines, number, one_line, sparkline
 
 _GROUPS = ("rollout", "train", "eval", "time")
@@ -52,7 +52,7 @@ class LiveConsole:
         self._step_bar = self._steps.add_task("steps", total=None, left="", visible=False)
         self._history: dict[str, collections.deque[float]] = {}
         self._eta = Eta()
-        # A screen of another size than the view is cut by rich, never scrolled.
+        # Bars come first: what does not fit on the screen is cut from below.
         self._live = Live(Group(), console=self._rich, refresh_per_second=4, get_renderable=self._view)
         self._moved: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
 
@@ -122,7 +122,7 @@ class LiveConsole:
         table.add_column("end")
         for record in pick(records, count):
             table.add_row(
-                Text(one_line(record["prompt"][-200:], 160), style="dim"),
+                Text(one_line(shown_prompt(record), 160), style="dim"),
                 Text(one_line(record["completion"], 300)),
                 _signed(record["total"]),
                 _signed(record["advantage"]),
@@ -137,7 +137,7 @@ class LiveConsole:
             names = [n for n in self._history if n.startswith(group + "/")]
             if names:
                 panels.append(Panel(self._table(group, names), title=group, border_style="dim", padding=(0, 1)))
-        return Group(Columns(panels), self._steps, self._bars)
+        return Group(self._steps, self._bars, Columns(panels))
 
     def _table(self, group: str, names: Sequence[str]) -> Table:
         table = Table.grid(padding=(0, 1))

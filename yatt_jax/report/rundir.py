@@ -120,7 +120,8 @@ class RunDir:
         """
         if "step" not in record:
             raise ValueError(f"a {log} record needs its step, so that a resumed run can be cut back: {dict(record)}")
-        line = (json.dumps(to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        text = json.dumps(to_json(record), ensure_ascii=False, allow_nan=False) + "\n"
+        line = text.encode(errors="backslashreplace")  # half a surrogate pair becomes the JSON escape it needs
         with self._lock:
             try:
                 handle = self._handles.get(log)
@@ -129,18 +130,6 @@ class RunDir:
                 _write_whole(handle, line)
             except OSError as error:
                 raise _explain(error, self.file(log)) from error
-
-    def write_text(self, file: Path, text: str) -> None:
-        """Replaces a whole file at once: a reader sees the old or the new one, never a part.
-
-        Raises:
-          RunDirError: as in ``append``.
-        """
-        try:
-            with _replacing(file) as out:
-                out.write(text.encode())
-        except OSError as error:
-            raise _explain(error, file) from error
 
     def write_config(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Writes config.json (process 0; the others do nothing).
@@ -151,7 +140,7 @@ class RunDir:
         """
         if self.is_main:
             text = json.dumps(to_json({**facts, "config": config}), indent=2, ensure_ascii=False, allow_nan=False)
-            self.write_text(self.config_file, text + "\n")
+            replace_text(self.config_file, text + "\n")
 
     def last_step(self) -> int | None:
         """The highest step in metrics.jsonl, or None in a fresh folder."""
@@ -210,6 +199,19 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
             record = _parse(line)
             if record is not None:
                 yield record
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Replaces a whole file at once: a reader sees the old or the new one, never a part.
+
+    Raises:
+      RunDirError: the disk is full, or the file cannot be written; the old one is untouched.
+    """
+    try:
+        with _replacing(file) as out:
+            out.write(text.encode(errors="backslashreplace"))
+    except OSError as error:
+        raise _explain(error, file) from error
 
 
 def to_json(value: Any) -> Any:

@@ -70,6 +70,7 @@ class SampleLog:
                 "group": int(sample.group),
                 "prompt_index": int(sample.prompt.index),
                 "prompt": sample.prompt.text,
+                "asked": _asked(sample),
                 "completion": sample.completion,
                 "total": short(total[row]),
                 "rewards": {name: short(values[row]) for name, values in rewards.items()},
@@ -112,6 +113,21 @@ def pairs(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     if min(steps) == max(steps):
         return []
     return [(before[key], after[key]) for key in sorted(before.keys() & after.keys())]
+
+
+def shown_prompt(record: Record) -> str:
+    """The prompt as a reader wants it: the last message where there are messages, else the whole text."""
+    return str(record.get("asked") or record.get("prompt", ""))
+
+
+def _asked(sample: Sample) -> str | None:
+    """Text of the last message, without the chat template around it."""
+    if not sample.prompt.messages:
+        return None
+    content = sample.prompt.messages[-1].get("content")
+    if isinstance(content, list):
+        content = " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
+    return None if content is None else str(content)
 
 
 def _by_prompt(records: Sequence[Record]) -> dict[tuple[int, str, int], Record]:

@@ -1,0 +1,174 @@
+"""report.html: one page that needs nothing but itself, made from the files of one or more run directories."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from yatt_jax.report import panels
+from yatt_jax.report.charts import COLOURS
+from yatt_jax.report.completions import before_and_after, sample_table
+from yatt_jax.report.markup import card, cell, fold, table
+from yatt_jax.report.read import Run, read_run
+from yatt_jax.report.rundir import RunDir, replace_text
+from yatt_jax.report.style import CSS, SCRIPT
+from yatt_jax.report.text import duration, number
+from yatt_jax.report.times import time_section, wall_seconds
+
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:; media-src data:">"""
+
+
+def write(run: RunDir) -> Path:
+    """Makes report.html in a run directory, from its files (process 0; the others do nothing).
+
+    Returns:
+      The page.
+
+    Raises:
+      RunDirError: it cannot be written.
+    """
+    if run.is_main:
+        replace_text(run.report_file, page([read_run(run.path)]))
+    return run.report_file
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page of one run, or of several with their curves overlaid.
+
+    Args:
+      runs: at least one.
+    """
+    title = ", ".join(run.name for run in runs)
+    body = [_title(runs, title), _headline(runs)]
+    if any(run.points(panels.REWARD) or run.points(panels.HELD_OUT) for run in runs):
+        body.append(f"<h2>Reward</h2>{card(panels.reward_chart(runs))}")
+    body.append(_per_run(runs, "Before and after", before_and_after))
+    if charts := panels.curves(runs):
+        body.append(f"<h2>Curves</h2>{charts}")
+    body.append(_per_run(runs, "Time", time_section))
+    body.append(_per_run(runs, "Samples", sample_table))
+    if charts := panels.remaining(runs):
+        body.append(fold("All other metrics", charts))
+    body.append(_per_run(runs, "Run", _facts))
+    return (
+        f"{_HEAD}<title>{html.escape(title)}</title><style>{CSS}</style></head>\n"
+        f"<body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _per_run(runs: Sequence[Run], heading: str, section: Callable[[Run], str]) -> str:
+    made = [(run.name, section(run)) for run in runs]
+    made = [(name, content) for name, content in made if content]
+    if not made:
+        return ""
+    if len(runs) == 1:
+        return f"<h2>{heading}</h2>{made[0][1]}"
+    folded = [fold(name, content, opened=i == 0) for i, (name, content) in enumerate(made)]
+    return f"<h2>{heading}</h2>{''.join(folded)}"
+
+
+def _title(runs: Sequence[Run], title: str) -> str:
+    out = [f"<h1>{html.escape(title)}</h1>"]
+    for run in runs:
+        started = str(run.facts.get("started", "")).replace("T", " ")
+        said = [html.escape(part) for part in (_what(run), f"started {started}" if started else "") if part]
+        if said:
+            out.append(f'<p class="soft">{" · ".join(said)}</p>')
+        if command := run.facts.get("command"):
+            out.append(f'<code class="command">{html.escape(str(command))}</code>')
+    return "".join(out)
+
+
+def _what(run: Run) -> str:
+    """The algorithm, the model and the devices, as far as they are known."""
+    devices, model = run.facts.get("devices"), run.config.get("model")
+    parts = [str(run.config.get("algo", "")).rpartition(".")[2].upper()]
+    if isinstance(model, dict):
+        parts.append(Path(str(model.get("path") or "model from scratch")).name)
+    if isinstance(devices, dict):
+        parts.append(f"{devices.get('count', '?')} x {devices.get('kind', 'device')}")
+    return " · ".join(part for part in parts if part)
+
+
+def reward_change(run: Run) -> tuple[str, float, float] | None:
+    """What the reward was and what it became: (of which prompts, start, end).
+
+    Held-out reward is the first and the last evaluation. Without one it is training reward, the mean of the first and
+    of the last tenth of the steps.
+    """
+    held_out = run.values(panels.HELD_OUT)
+    if len(held_out) > 1:
+        return "held-out reward", held_out[0], held_out[-1]
+    training = run.values(panels.REWARD)
+    if not training:
+        return None
+    part = max(1, len(training) // 10)
+    return "training reward", sum(training[:part]) / part, sum(training[-part:]) / part
+
+
+def _headline(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        tiles = _tiles(runs[0])
+        return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+    rows = []
+    for i, run in enumerate(runs):
+        change = reward_change(run)
+        of, *figures = [change[0], *map(number, change[1:]), _change(*change[1:])] if change else ["-"] * 4
+        kl = _kl(run)
+        figures += [number(kl[-1]) if kl else "-", str(max(run.steps, default=0)), duration(wall_seconds(run))]
+        name = f'<i class="key" style="background:var(--c{i % COLOURS})"></i>{html.escape(run.name)}'
+        rows.append(f"<tr>{cell(name)}{cell(of, 'soft')}{''.join(cell(figure, 'n') for figure in figures)}</tr>")
+    numeric = ("start", "end", "change", "KL", "steps", "duration")
+    return table(rows, ("run", "", *numeric), numeric)
+
+
+def _tiles(run: Run) -> list[str]:
+    tiles = []
+    if change := reward_change(run):
+        what, start, end = change
+        figure = f'{number(start)}<span class="arrow">→</span>{number(end)} {_change(start, end)}'
+        tiles.append(_tile(what.capitalize(), figure, "wide"))
+    if kl := _kl(run):
+        tiles.append(_tile("KL to the reference", number(kl[-1])))
+    if run.steps:
+        planned = run.config.get("steps")
+        done = max(run.steps)
+        tiles.append(_tile("Steps", f"{done:,}" if planned in (None, done) else f"{done:,} of {planned:,}"))
+    if seconds := wall_seconds(run):
+        tiles.append(_tile("Duration", duration(seconds)))
+    if lengths := run.values("rollout/length"):
+        tiles.append(_tile("Response length", f'{number(lengths[0])}<span class="arrow">→</span>{number(lengths[-1])}'))
+    return tiles
+
+
+def _tile(what: str, figure: str, extra: str = "") -> str:
+    return card(f'<div class="what">{html.escape(what)}</div><div class="figure">{figure}</div>', kind=f"tile {extra}")
+
+
+def _change(start: float, end: float) -> str:
+    difference = end - start
+    sign = "+" if difference >= 0 else ""
+    return f'<span class="{"up" if difference >= 0 else "down"}">{sign}{number(difference)}</span>'
+
+
+def _kl(run: Run) -> list[float]:
+    names = [name for name in run.names() if name.rpartition("/")[2] == "kl" and not name.startswith("eval/")]
+    return run.values(names[0]) if names else []
+
+
+def _facts(run: Run) -> str:
+    rows = []
+    for name, value in [*run.facts.items(), ("folder", str(run.path))]:
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
+        text = f'<span class="text">{html.escape(str(value))}</span>'
+        rows.append(f"<tr>{cell(html.escape(str(name)), 'fact')}{cell(text)}</tr>")
+    if not run.config:
+        return table(rows)
+    config = html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))
+    return table(rows) + fold("Config", f'<pre class="card">{config}</pre>')

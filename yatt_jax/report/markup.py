@@ -1,0 +1,53 @@
+"""The few shapes that the page is put together from."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from yatt_jax.report.charts import COLOURS
+
+
+def card(content: str, heading: str = "", kind: str = "") -> str:
+    """A framed block.
+
+    Args:
+      content: HTML.
+      heading: plain text.
+      kind: further classes.
+    """
+    title = f"<h3>{html.escape(heading)}</h3>" if heading else ""
+    return f'<div class="card {kind}">{title}{content}</div>'
+
+
+def table(rows: Iterable[str], heads: Sequence[str] = (), numeric: Iterable[str] = ()) -> str:
+    """A table in a frame that scrolls sideways where it must.
+
+    Args:
+      rows: HTML of each.
+      heads: plain text of the column heads.
+      numeric: those of them whose columns are aligned to the right.
+    """
+    right = set(numeric)
+    cells = "".join(f"<th{' class=n' if head in right else ''}>{html.escape(head)}</th>" for head in heads)
+    head = f"<tr>{cells}</tr>" if heads else ""
+    return card(f"<table>{head}{''.join(rows)}</table>", kind="wrap")
+
+
+def cell(content: str, kind: str = "") -> str:
+    """A table cell of HTML; kind "n" is a number."""
+    return f'<td class="{kind}">{content}</td>' if kind else f"<td>{content}</td>"
+
+
+def fold(summary: str, content: str, opened: bool = False) -> str:
+    """A block that opens on a click."""
+    return f"<details{' open' if opened else ''}><summary>{html.escape(summary)}</summary>{content}</details>"
+
+
+def legend(entries: Iterable[tuple[str, int, str]]) -> str:
+    """Labels with the colour and the style ("box", or that of a line) of what they name."""
+    items = [
+        f'<span><i class="{style}" style="background:var(--c{colour % COLOURS})"></i>{html.escape(label)}</span>'
+        for label, colour, style in entries
+    ]
+    return f'<div class="legend">{"".join(items)}</div>'

@@ -1,0 +1,124 @@
+"""Which metrics share a chart, and in which order a reader wants them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from yatt_jax.report.charts import Line, line_chart
+from yatt_jax.report.markup import card, legend
+from yatt_jax.report.read import Run
+
+REWARD = "rollout/reward"
+HELD_OUT = "eval/reward"
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A chart of the page.
+
+    Attributes:
+      title: above the chart.
+      pattern: the metrics it shows: those whose name this matches and that no earlier panel took.
+    """
+
+    title: str
+    pattern: str
+
+
+PANELS = (
+    Panel("KL to the reference", r"/(kl|kl_k[123]|k[123])$"),
+    Panel("Entropy", r"/entropy$"),
+    Panel("Importance ratio, mean", r"/ratio(_mean)?$"),
+    Panel("Importance ratio, extremes", r"/ratio_(max|min)$"),
+    Panel("Clipped tokens", r"/(clip_fraction|clipped|clip_\w+)$"),
+    Panel("Response length", r"/(length|length_mean|response_length)$"),
+    Panel("Responses that ended by themselves", r"/ended(_share)?$"),
+    Panel("Policy loss", r"(actor/loss|policy_loss|/pg_loss)$"),
+    Panel("Value loss", r"(critic/loss|value_loss)$"),
+    Panel("Explained variance", r"/explained_variance$"),
+    Panel("Gradient norm", r"grad(ient)?_norm$"),
+    Panel("Learning rate", r"(/|_)lr$|learning_rate$"),
+    Panel("Single rewards", r"/rewards?/"),
+    Panel("Spread of rewards", r"/reward_(std|min|max)$"),
+    Panel("Tokens a second", r"tokens_per_s(econd)?$"),
+    Panel("Sampler against trainer", r"(sampler|mismatch)"),
+)
+
+
+def reward_chart(runs: Sequence[Run]) -> str:
+    """The headline curve: training reward in the background, held-out reward on top."""
+    lines, named = reward_lines(runs), []
+    for line in lines:
+        if len(runs) == 1 or line.style != "faint":
+            named.append((line.label, line.colour, line.style))
+    return f"{legend(named)}{line_chart(lines, 960, 270, 'reward by step')}"
+
+
+def reward_lines(runs: Sequence[Run]) -> list[Line]:
+    """Lines of the headline curve, those in the background first."""
+    one = len(runs) == 1
+    behind, front = [], []
+    for colour, run in enumerate(runs):
+        training, held_out = run.points(REWARD), run.points(HELD_OUT)
+        label = "" if one else f"{run.name}: "
+        style = "faint" if held_out else "solid"
+        if training:
+            behind.append(Line(f"{label}training", training, 1 if one and held_out else colour, style))
+        if held_out:
+            front.append(Line(f"{label}held-out", held_out, colour, "dots" if len(held_out) <= 60 else "solid"))
+    return behind + front
+
+
+def curves(runs: Sequence[Run]) -> str:
+    """A grid of charts for the metrics that have a panel."""
+    out = []
+    for title, names in _assign(runs):
+        if len(runs) == 1:
+            out.append(_card(title, [_line(runs[0], name, colour) for colour, name in enumerate(names)]))
+        else:
+            for name in names:
+                heading = title if len(names) == 1 else f"{title}: {name}"
+                out.append(_card(heading, [_line(run, name, i, run.name) for i, run in enumerate(runs)]))
+    return f'<div class="grid">{"".join(out)}</div>' if out else ""
+
+
+def remaining(runs: Sequence[Run]) -> str:
+    """Charts of every other metric, one each."""
+    taken = {name for _, names in _assign(runs) for name in names} | {REWARD, HELD_OUT}
+    cards = []
+    for name in _names(runs):
+        if name not in taken and not name.startswith("time/"):
+            several = len(runs) > 1
+            cards.append(_card(name, [_line(r, name, i, r.name if several else name) for i, r in enumerate(runs)]))
+    return f'<div class="grid">{"".join(cards)}</div>' if cards else ""
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.names()))
+
+
+def _assign(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    left = [name for name in _names(runs) if name not in (REWARD, HELD_OUT) and not name.startswith("time/")]
+    found = []
+    for panel in PANELS:
+        names = [name for name in left if re.search(panel.pattern, name)]
+        if names:
+            found.append((panel.title, names))
+            left = [name for name in left if name not in names]
+    return found
+
+
+def _line(run: Run, name: str, colour: int, label: str = "") -> Line:
+    points = run.points(name)
+    few = len(points) <= 60 and (name.startswith("eval/") or len(points) <= 3)
+    return Line(label or name, points, colour, "dots" if few else "solid")
+
+
+def _card(title: str, lines: list[Line]) -> str:
+    shown = [line for line in lines if line.points]
+    named = ""
+    if len(shown) > 1 or (shown and shown[0].label != title and "/" in shown[0].label):
+        named = legend((line.label, line.colour, "") for line in shown)
+    return card(f"{named}{line_chart(shown, label=title)}", title)
