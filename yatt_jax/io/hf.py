@@ -166,7 +166,7 @@ def _head_shape(folder: ModelFolder, source: TensorSource, kind: Kind) -> tuple[
     labels = source.shape(weight)[0]
     if kind == "value" and labels != 1:
         warnings.warn(
-            f"{folder.path}: the head has {labels} labels, and a critic has one value: its head starts at zero",
+            f"{folder.path}: the head has {labels} labels and a critic has one, so its head starts at zero",
             stacklevel=3,
         )
     return labels, any(name in names for name in _HEAD_BIASES)
@@ -194,9 +194,7 @@ def _match(
             chosen.append(name)
             shape = source.shape(name)
             if shape != expected:
-                problems.append(
-                    f"tensor {name} in {source.file_of(name)} has shape {shape}; the config asks for {expected}"
-                )
+                problems.append(f"tensor {name} in {source.file_of(name)} has shape {shape}, not {expected}")
         found[leaf.path] = tuple(chosen)
     unknown = names - {name for chosen in found.values() for name in chosen}
     for name in sorted(unknown):
@@ -247,7 +245,8 @@ class _Reader:
         """One parameter; a host holds its own devices' parts of one parameter at a time."""
         parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            index = index or ()
             bounds = tuple(s.indices(size)[:2] for s, size in zip(index, leaf.shape, strict=True))
             if bounds not in parts:  # devices that hold copies share one read
                 parts[bounds] = self._part(leaf, names, dtype, tuple(slice(*bound) for bound in bounds))
@@ -284,4 +283,4 @@ def _fresh_head(leaf: Leaf, kind: Kind, dtype: str, seed: int, sharding: jax.sha
     else:
         values = np.zeros(leaf.shape)
     values = values.astype(jax.numpy.dtype(dtype))
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: values[index])
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: values[index or ()])
