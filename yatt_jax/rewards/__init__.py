@@ -1,0 +1,10 @@
+"""Rewards: functions named by import path, and the scorer that runs and mixes them.
+
+A reward is any function ``reward(samples: list[Sample], **kwargs)`` that returns a number for each sample, in order;
+None, NaN or ``Invalid(reason)`` says that a sample cannot be judged.
+"""
+
+from yatt_jax.rewards.scorer import RewardError, Scorer, Scores, build
+from yatt_jax.rewards.spec import Invalid, RewardSpec
+
+__all__ = ["Invalid", "RewardError", "RewardSpec", "Scorer", "Scores", "build"]

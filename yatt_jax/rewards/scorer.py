@@ -1,0 +1,211 @@
+"""Runs the rewards of a step, masks what is invalid, and mixes the rest by weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Number
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float32
+
+from yatt_jax.errors import InputError
+from yatt_jax.rewards.spec import Invalid, RewardFn, RewardSpec, resolve
+
+if TYPE_CHECKING:
+    from yatt_jax.types import Sample
+
+_log = logging.getLogger(__name__)
+
+
+class RewardError(RuntimeError):
+    """A reward function failed, or returned what is no reward.
+
+    Attributes:
+      sample: the sample that caused it; None where it cannot be told.
+    """
+
+    def __init__(self, message: str, sample: Sample | None = None) -> None:
+        super().__init__(message)
+        self.sample = sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Rewards of a step.
+
+    Attributes:
+      total: weighted sum; NaN where a reward that counts is invalid: such a sample is to be masked.
+      rewards: each reward's own values by name, unweighted; NaN where invalid.
+      invalid: by name, how many values were None, NaN, infinite or ``Invalid``.
+      errors: by name, how many samples raised an exception (with ``on_error="count"``).
+      reasons: "name: reason" -> count, over both.
+    """
+
+    total: Float32[np.ndarray, "B"]
+    rewards: dict[str, Float32[np.ndarray, "B"]]
+    invalid: dict[str, int]
+    errors: dict[str, int]
+    reasons: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reward:
+    name: str
+    spec: RewardSpec
+    function: RewardFn
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """Stands in a result for a sample whose call raised."""
+
+    reason: str
+
+
+def build(
+    specs: Mapping[str, RewardSpec], *, on_error: Literal["raise", "count"] = "raise", workers: int = 1
+) -> Scorer:
+    """Imports the rewards of a run and checks their arguments, before anything is sampled.
+
+    Args:
+      specs: by name.
+      on_error: what an exception in a function does: "raise" stops with the sample that caused it, "count" masks the
+        sample and counts.
+      workers: threads that call reward functions; 1 calls them in the caller's thread.
+
+    Raises:
+      InputError: a function that does not exist or does not take its arguments.
+    """
+    if not specs:
+        raise InputError("rewards is empty: name at least one reward function")
+    rewards = [_Reward(name, spec, resolve(spec, name)) for name, spec in specs.items()]
+    if all(reward.spec.weight == 0 for reward in rewards):
+        raise InputError("rewards: every weight is 0, so there is nothing to learn from")
+    return Scorer(rewards, on_error, workers)
+
+
+class Scorer:
+    """Scores samples; made by ``build``."""
+
+    def __init__(self, rewards: Sequence[_Reward], on_error: Literal["raise", "count"], workers: int) -> None:
+        self._rewards, self._on_error = rewards, on_error
+        self._pool = ThreadPoolExecutor(workers, "reward") if workers > 1 else None
+        self._said: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The rewards' names, in the order of the configuration."""
+        return [reward.name for reward in self._rewards]
+
+    def close(self) -> None:
+        """Stops the threads."""
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __call__(self, samples: Sequence[Sample]) -> Scores:
+        """Scores samples.
+
+        An exception of a call with several samples is traced to its sample by calling the function again with each one
+        alone; with ``on_error="count"`` the values of those calls are used.
+
+        Raises:
+          RewardError: an exception, if ``on_error`` is "raise"; always for a result of wrong length or type.
+          InputError: the record of a sample lacks what a reward needs.
+        """
+        calls = [(reward, chunk) for reward in self._rewards for chunk in _chunks(list(samples), reward.spec.chunk)]
+        run = self._pool.map if self._pool else map
+        results = list(run(lambda call: self._call(*call), calls))
+        total = np.zeros(len(samples), np.float32)
+        scores = Scores(total, {}, {}, {}, {})
+        reasons: Counter[str] = Counter()
+        for reward in self._rewards:
+            parts = [r for (owner, _), r in zip(calls, results, strict=True) if owner is reward]
+            values = [value for part in parts for value in part]
+            array = np.asarray([v if isinstance(v, float) else np.nan for v in values], np.float32)
+            array[~np.isfinite(array)] = np.nan
+            faults = [v for v in values if isinstance(v, Invalid | _Failed)]
+            failed = sum(isinstance(v, _Failed) for v in faults)
+            reasons.update(f"{reward.name}: {fault.reason}" for fault in faults)
+            scores.rewards[reward.name] = array
+            scores.errors[reward.name] = failed
+            scores.invalid[reward.name] = int(np.isnan(array).sum()) - failed
+            if reward.spec.weight:  # 0 * NaN would be NaN
+                total += np.float32(reward.spec.weight) * array
+        scores.reasons.update(reasons)
+        for reason in reasons:
+            if reason not in self._said:
+                self._said.add(reason)
+                _log.warning("reward %s (the sample is masked; further ones are counted and not shown)", reason)
+        return scores
+
+    def _call(self, reward: _Reward, samples: list[Sample]) -> list[float | Invalid | _Failed]:
+        if not samples:
+            return []
+        try:
+            return _values(reward, samples, reward.function(samples))
+        except (InputError, RewardError):
+            raise
+        except Exception as error:
+            if len(samples) > 1:
+                values = [value for sample in samples for value in self._call(reward, [sample])]
+                if self._on_error == "raise":  # none of them raised alone
+                    raise RewardError(_message(reward, f"failed on {len(samples)} samples together", error)) from error
+                return values
+            reason = f"{type(error).__name__}: {error}"
+            if self._on_error == "count":
+                return [_Failed(reason)]
+            raise RewardError(_message(reward, "failed", error, samples[0]), samples[0]) from error
+
+
+def _chunks(samples: list[Sample], size: int) -> list[list[Sample]]:
+    size = size or max(len(samples), 1)
+    return [samples[i : i + size] for i in range(0, len(samples), size)]
+
+
+def _values(reward: _Reward, samples: list[Sample], result: Any) -> list[float | Invalid | _Failed]:
+    """The numbers in a function's result; never integers, so that no fraction can be lost.
+
+    Raises:
+      RewardError: not one number a sample.
+    """
+    try:
+        items = list(result)
+    except TypeError:
+        items = None
+    if items is None or len(items) != len(samples):
+        found = type(result).__name__ if items is None else f"{len(items)} values"
+        raise RewardError(_message(reward, f"returned {found} for {len(samples)} samples"))
+    values: list[float | Invalid | _Failed] = []
+    for sample, item in zip(samples, items, strict=True):
+        scalar = getattr(item, "ndim", 0) == 0 and hasattr(item, "dtype")
+        if item is None:
+            values.append(float("nan"))
+        elif isinstance(item, Invalid):
+            values.append(item)
+        elif (isinstance(item, Number) and not isinstance(item, complex)) or scalar:
+            values.append(float(item))  # type: ignore[arg-type]
+        else:
+            what = f"returned {item!r} ({type(item).__name__}) where a number, None or Invalid was expected"
+            raise RewardError(_message(reward, what, None, sample), sample)
+    return values
+
+
+def _message(reward: _Reward, what: str, error: Exception | None = None, sample: Sample | None = None) -> str:
+    lines = [f"reward {reward.name!r} ({reward.spec.fn}) {what}"]
+    if error is not None:
+        lines[0] += f": {type(error).__name__}: {error}"
+    if sample is not None:
+        lines.append(f"  sample {sample.sample_id} of the prompt in {sample.prompt.source}")
+        lines.append(f"  prompt: {_short(sample.prompt.text)}")
+        lines.append(f"  completion: {_short(sample.completion)}")
+    return "\n".join(lines)
+
+
+def _short(text: str, limit: int = 500) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(text)} characters)"

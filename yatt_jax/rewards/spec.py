@@ -1,0 +1,132 @@
+"""How a configuration names a reward, and how the name becomes a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from yatt_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from yatt_jax.types import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Invalid:
+    """Stands in a reward's result for a sample that cannot be judged: masked like None, and its reason is counted."""
+
+    reason: str
+
+
+RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | None | Invalid]]"
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardSpec:
+    """One reward of a run.
+
+    Attributes:
+      fn: import path ``"package.module:function"``.
+      weight: of its values in the total. With 0 it is measured and does not count.
+      kwargs: further keyword arguments of the function.
+      chunk: samples a call; 0: all of the step's in one call. Set it for a function that judges each sample by itself and
+        waits (for a server, say), so that ``reward_workers`` threads work on one step's samples.
+    """
+
+    fn: str = ""
+    weight: float = 1.0
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.fn):
+            raise ValueError(f"fn = {self.fn!r}: expected an import path, as 'yatt_jax.rewards.rules:exact_match'")
+        if not math.isfinite(self.weight):
+            raise ValueError(f"weight = {self.weight}: must be a finite number")
+        if self.chunk < 0:
+            raise ValueError(f"chunk = {self.chunk}: must not be negative")
+
+    @classmethod
+    def from_string(cls, fn: str) -> RewardSpec:
+        """A reward of weight 1 without arguments; lets a configuration name the function alone."""
+        return cls(fn)
+
+
+def resolve(spec: RewardSpec, name: str) -> RewardFn:
+    """Imports a reward's function and checks that it takes the configured arguments.
+
+    Args:
+      spec: of the reward.
+      name: the reward's key in the configuration, for messages.
+
+    Returns:
+      The function with its keyword arguments bound.
+
+    Raises:
+      InputError: no such module or function (the message has the nearest name), or arguments that do not fit.
+    """
+    where = f"rewards.{name}.fn = {spec.fn!r}"
+    module_name, function_name = spec.fn.split(":")
+    module = _import(module_name, where)
+    if not hasattr(module, function_name):
+        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise InputError(f"{where}: {module_name} has no {function_name!r}{_nearest(function_name, names)}")
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise InputError(f"{where}: is {type(function).__name__}, and not a function")
+    if inspect.iscoroutinefunction(function):
+        raise InputError(f"{where}: is an async function; a reward returns its values, so run the loop inside of it")
+    _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
+    kwargs = dict(spec.kwargs)
+    return lambda samples: function(samples, **kwargs)
+
+
+def _import(name: str, where: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(missing + "."):
+            raise InputError(f"{where}: {name} needs the module {missing!r}, which is not installed") from error
+        parent, _, last = missing.rpartition(".")
+        found = pkgutil.iter_modules(importlib.import_module(parent).__path__ if parent else None)
+        raise InputError(f"{where}: no module {missing!r}{_nearest(last, [m.name for m in found])}") from error
+    except Exception as error:  # whatever a user's module does when imported
+        raise InputError(f"{where}: importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _check_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any], key: str, where: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in callables do not tell
+        return
+    parameters = list(signature.parameters.values())
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [p.name for p in parameters[1:] if p.kind in by_keyword]
+    if not any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters):
+        for argument in kwargs:
+            if argument not in known:
+                raise InputError(f"{key}.{argument}: {where} takes no such argument{_nearest(argument, known)}")
+    missing = [p.name for p in parameters[1:] if p.kind in by_keyword and p.default is p.empty and p.name not in kwargs]
+    if missing:
+        raise InputError(f"{key}: {where} needs {', '.join(missing)}")
+    try:
+        signature.bind([], **kwargs)
+    except TypeError as error:
+        raise InputError(f"{where}: cannot be called as a reward, f(samples, **kwargs): {error}") from error
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    found = difflib.get_close_matches(name, names, n=1)
+    if found:
+        return f" (did you mean {found[0]!r}?)"
+    return f"; it has {', '.join(names)}" if 0 < len(names) <= 12 else ""
