@@ -53,6 +53,9 @@ class Max:
         return Max(jax.numpy.maximum(self.value, other.value))
 
 
+Metrics: TypeAlias = dict[str, Ratio | Max]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Media:

@@ -1,0 +1,178 @@
+"""Log-probabilities and entropy of tokens from hidden states, without ever holding ``[T, V]`` logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from yatt_jax.ops.select import unpack_kept
+from yatt_jax.parallel.partition import constrain
+from yatt_jax.types import Logprobs
+
+_REMOVED = -1e30  # logit of an entry that the filters removed; finite, so that 0 * logit is 0
+
+
+def logprobs_from_hidden(
+    hidden: Float[Array, "*B T D"],
+    matrix: Float[Array, "V D"],
+    tokens: Int[Array, "*B T"],
+    *,
+    temperature: Float[Array, ""] | float,
+    softcap: float = 0.0,
+    kept: UInt8[Array, "*B T V8"] | None = None,
+    mask: Float[Array, "*B T"] | None = None,
+    capacity: int | None = None,
+    chunk: int = 512,
+    row_shards: int = 1,
+) -> Logprobs:
+    """Scores each token under the distribution it was drawn from.
+
+    With ``z = softcap(hidden[t - 1] . matrix) / temperature``, restricted to the kept entries,
+    ``logprobs[t] = z[token t] - logsumexp(z)`` and ``entropy[t] = logsumexp(z) - sum(softmax(z) z)``, in float32.
+
+    Logits exist for one chunk of tokens at a time, forward and backward: the derivative recomputes them. It is exact
+    for ``hidden`` and ``matrix``; ``temperature`` is taken as a constant.
+
+    Args:
+      hidden: hidden states after the final norm.
+      matrix: output matrix; products are taken in the dtype of ``hidden`` with float32 sums.
+      tokens: token ids.
+      temperature: divides the logits; may be traced.
+      softcap: logits become ``cap * tanh(z / cap)`` first; 0 is off.
+      kept: support of each token as bits, see ``Rollout.kept``. The token itself always counts as kept.
+      mask: the tokens that are wanted; others get 0. All but token 0 when omitted.
+      capacity: most wanted tokens a row can have. When given with a mask, each row's wanted tokens are gathered first,
+        so that the rest (prompts, padding) cost no product with the matrix. A wanted token beyond it gets NaN.
+      chunk: tokens whose logits exist at a time on each row shard (at least one of each row).
+      row_shards: number of parts the rows are split into over devices.
+
+    Returns:
+      Scores of shape ``[*B, T]``: value t belongs to token t, 0 at t = 0 and outside the mask.
+
+    Raises:
+      ValueError: a chunk or capacity below 1.
+    """
+    if chunk < 1 or (capacity is not None and capacity < 1):
+        raise ValueError(f"chunk = {chunk} and capacity = {capacity} must be at least 1")
+    lead, T = tokens.shape[:-1], tokens.shape[-1]
+    if T < 2:
+        return Logprobs(jnp.zeros(tokens.shape), jnp.zeros(tokens.shape))
+    flat = lambda x: x.reshape(math.prod(lead), *x.shape[len(lead) :])  # noqa: E731
+    hidden, tokens, kept = flat(hidden), flat(tokens)[:, 1:], None if kept is None else flat(kept)[:, 1:]
+    wanted = jnp.ones(tokens.shape, bool) if mask is None else flat(mask)[:, 1:] > 0
+    if mask is None or capacity is None or capacity >= T - 1:
+        capacity, hidden = None, hidden[:, :-1]
+    else:
+        order = jnp.argsort(~wanted, axis=1, stable=True)[:, :capacity]  # wanted tokens first, in their order
+        hidden, tokens = _pick(hidden, order), _pick(tokens, order)
+        kept = None if kept is None else _pick(kept, order)
+    per_row = max(1, chunk * row_shards // tokens.shape[0])
+    scale = jnp.asarray(temperature, jnp.float32)
+    matrix = constrain(matrix.astype(hidden.dtype), "act_vocab", None)  # gathered once, and not in every chunk
+    scores: Sequence[jax.Array] = _scores_with_derivative(per_row, softcap, hidden, matrix, tokens, kept, scale)
+    if capacity is not None:
+        rank = jnp.cumsum(wanted, axis=1) - 1
+        place = jnp.clip(rank, 0, capacity - 1)
+        scores = [jnp.where(rank < capacity, _pick(x, place), jnp.nan) for x in scores]
+    return Logprobs(*(jnp.pad(jnp.where(wanted, x, 0.0), ((0, 0), (1, 0))).reshape(*lead, T) for x in scores))
+
+
+def _pick(x: jax.Array, index_BS: jax.Array) -> jax.Array:
+    """Entries of each row along its second axis."""
+    return jnp.take_along_axis(x, index_BS.reshape(index_BS.shape + (1,) * (x.ndim - 2)), axis=1)
+
+
+def _chunks(x: jax.Array, per_row: int) -> jax.Array:
+    """``[B, S, ...]`` to ``[chunks, B, c, ...]``, padded with zeros, with the fewest chunks of about equal size."""
+    B, S = x.shape[:2]
+    count = -(-S // per_row)
+    size = -(-S // count)
+    x = jnp.pad(x, [(0, 0), (0, count * size - S)] + [(0, 0)] * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0)
+
+
+def _join(x: jax.Array, size: int) -> jax.Array:
+    """Undoes ``_chunks``."""
+    x = jnp.moveaxis(x, 0, 1)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :size]
+
+
+def _logits(
+    softcap: float, hidden: jax.Array, matrix: jax.Array, tokens: jax.Array, kept: jax.Array | None, scale: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Logits of one chunk, where each row's token stands, and the derivative of logits by raw logits."""
+    z = jnp.einsum("bcd,vd->bcv", hidden, matrix, preferred_element_type=jnp.float32)
+    z = constrain(z, "rows", None, "act_vocab")
+    slope = 1.0 / scale
+    if softcap:
+        bent = jnp.tanh(z / softcap)
+        z, slope = softcap * bent, (1.0 - bent * bent) / scale
+    z = z / scale
+    # A comparison and a sum instead of indexing: they stay local where the vocabulary is split over devices.
+    hit = jax.lax.broadcasted_iota(jnp.int32, z.shape, 2) == tokens[..., None]
+    if kept is not None:
+        z = jnp.where(unpack_kept(kept, z.shape[-1]) | hit, z, _REMOVED)
+    return z, hit, slope
+
+
+def _scores(
+    per_row: int,
+    softcap: float,
+    hidden_BSD: jax.Array,
+    matrix_VD: jax.Array,
+    tokens_BS: jax.Array,
+    kept_BSW: jax.Array | None,
+    scale: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probabilities and entropies ``[B, S]``; ``hidden_BSD[:, s]`` predicts ``tokens_BS[:, s]``."""
+
+    def one(xs):
+        hidden, tokens, kept = xs
+        z, hit, _ = _logits(softcap, hidden, matrix_VD, tokens, kept, scale)
+        top = jnp.max(z, axis=-1, keepdims=True)
+        e = jnp.exp(z - top)
+        total = jnp.sum(e, axis=-1)
+        log_total = jnp.log(total)
+        logprobs = jnp.sum(jnp.where(hit, z - top, 0.0), axis=-1) - log_total
+        return logprobs, log_total - jnp.sum(e * (z - top), axis=-1) / total
+
+    parts = jax.tree.map(lambda x: _chunks(x, per_row), (hidden_BSD, tokens_BS, kept_BSW))
+    logprobs, entropy = jax.lax.map(one, parts)
+    return _join(logprobs, tokens_BS.shape[1]), _join(entropy, tokens_BS.shape[1])
+
+
+def _scores_forward(per_row, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale):
+    logprobs, entropy = _scores(per_row, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale)
+    return (logprobs, entropy), (hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs, entropy)
+
+
+def _scores_backward(per_row, softcap, saved, cotangents):
+    """With p = softmax(z) and H the entropy: d logprob / dz = hit - p, and dH / dz = -p (log p + H)."""
+    hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs_BS, entropy_BS = saved
+
+    def one(d_matrix, xs):
+        hidden, tokens, kept, logprobs, entropy, d_logprobs, d_entropy = xs
+        z, hit, slope = _logits(softcap, hidden, matrix_VD, tokens, kept, scale)
+        # log p without a second reduction: the token's own logit minus its log-probability is logsumexp(z).
+        at_token = jnp.sum(jnp.where(hit, z, 0.0), axis=-1)
+        log_p = z - (at_token - logprobs)[..., None]
+        p = jnp.exp(log_p)
+        dz = d_logprobs[..., None] * (hit - p) - d_entropy[..., None] * p * (log_p + entropy[..., None])
+        dz = (dz * slope).astype(hidden.dtype)
+        d_hidden = jnp.einsum("bcv,vd->bcd", dz, matrix_VD)
+        return d_matrix + jnp.einsum("bcv,bcd->vd", dz, hidden, preferred_element_type=jnp.float32), d_hidden
+
+    per_token = (hidden_BSD, tokens_BS, kept_BSW, logprobs_BS, entropy_BS, *cotangents)
+    parts = jax.tree.map(lambda x: _chunks(x, per_row), per_token)
+    start = constrain(jnp.zeros(matrix_VD.shape, jnp.float32), "act_vocab", None)
+    d_matrix, d_hidden = jax.lax.scan(one, start, parts)
+    d_hidden = _join(d_hidden, tokens_BS.shape[1])
+    return d_hidden, d_matrix.astype(matrix_VD.dtype), None, None, jnp.zeros_like(scale)
+
+
+_scores_with_derivative = jax.custom_vjp(_scores, nondiff_argnums=(0, 1))
+_scores_with_derivative.defvjp(_scores_forward, _scores_backward)
