@@ -111,11 +111,11 @@ def _path(points: Points, x: Scale, y: Scale, colour: int, style: str) -> str:
 
 
 def _y_axis(y: Scale, width: int) -> str:
-    ticks, digits = nice_ticks(y.low, y.high, 4)
+    ticks, digits = nice_ticks(y.low, y.high, max(3, round((y.start - y.end) / 42)))
     out = []
     for tick in ticks:
         place = f"{y(tick):.1f}"
-        out.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{place}" y2="{place}"/>')
+        out.append(f'<line class="rung" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{place}" y2="{place}"/>')
         out.append(
             f'<text class="tick" x="{_LEFT - 6}" y="{place}" dy=".32em" text-anchor="end">{_tick(tick, digits)}</text>'
         )
@@ -123,13 +123,12 @@ def _y_axis(y: Scale, width: int) -> str:
 
 
 def _x_axis(x: Scale, height: int, unit: str = "") -> str:
-    ticks, digits = nice_ticks(x.low, x.high, 6)
+    ticks, digits = nice_ticks(x.low, x.high, 6, whole=not unit)  # there is no step 2.5
     base = height - _BOTTOM
     out = [f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{base}" y2="{base}"/>']
-    for tick in ticks:
-        if not unit and tick != int(tick):
-            continue  # there is no step 2.5
-        place, shown = f"{x(tick):.1f}", f"{_tick(tick, digits)}{unit}"
+    for i, tick in enumerate(ticks):
+        named = "" if i or unit else "step "
+        place, shown = f"{x(tick):.1f}", f"{named}{_tick(tick, digits)}{unit}"
         out.append(f'<text class="tick" x="{place}" y="{base + 16}" text-anchor="middle">{shown}</text>')
     return "".join(out)
 
@@ -144,17 +143,20 @@ def _tick(value: float, digits: int) -> str:
     return f"{value:,.{digits}f}"
 
 
-def nice_ticks(low: float, high: float, count: int) -> tuple[list[float], int]:
+def nice_ticks(low: float, high: float, count: int, whole: bool = False) -> tuple[list[float], int]:
     """Round values across a range, and the decimals that tell them apart.
 
     Args:
       low: start of the range.
       high: its end, above ``low``.
       count: about how many.
+      whole: only whole numbers.
     """
-    rough = (high - low) / count
+    rough = max((high - low) / count, 1.0) if whole else (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next((m * power for m in (1.0, 2.0, 2.5, 5.0) if m * power >= rough), 10.0 * power)
+    step = next(
+        (m * power for m in ((1.0, 2.0, 5.0) if whole else (1.0, 2.0, 2.5, 5.0)) if m * power >= rough), 10.0 * power
+    )
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     if step / 10.0**-digits % 1 > 1e-6:  # 2.5 needs one decimal more than 2

@@ -73,15 +73,20 @@ def _per_run(runs: Sequence[Run], heading: str, section: Callable[[Run], str]) -
 
 
 def _title(runs: Sequence[Run], title: str) -> str:
-    out = [f"<h1>{html.escape(title)}</h1>"]
-    for run in runs:
-        started = str(run.facts.get("started", "")).replace("T", " ")
-        said = [html.escape(part) for part in (_what(run), f"started {started}" if started else "") if part]
-        if said:
-            out.append(f'<p class="soft">{" · ".join(said)}</p>')
-        if command := run.facts.get("command"):
-            out.append(f'<code class="command">{html.escape(str(command))}</code>')
-    return "".join(out)
+    heading = f"<h1>{html.escape(title)}</h1>"
+    if len(runs) == 1:
+        return heading + _origin(runs[0])
+    return heading + fold("Commands", "".join(_origin(run) for run in runs))
+
+
+def _origin(run: Run) -> str:
+    """What was run, when, and the command that ran it."""
+    started = str(run.facts.get("started", "")).replace("T", " ")
+    said = [html.escape(part) for part in (_what(run), f"started {started}" if started else "") if part]
+    out = f'<p class="soft">{" · ".join(said)}</p>' if said else ""
+    if command := run.facts.get("command"):
+        out += f'<code class="command">{html.escape(str(command))}</code>'
+    return out
 
 
 def _what(run: Run) -> str:
@@ -142,7 +147,7 @@ def _tiles(run: Run) -> list[str]:
     if seconds := wall_seconds(run):
         tiles.append(_tile("Duration", duration(seconds)))
     if lengths := run.values("rollout/length"):
-        tiles.append(_tile("Response length", f'{number(lengths[0])}<span class="arrow">→</span>{number(lengths[-1])}'))
+        tiles.append(_tile("Response length", f'{lengths[0]:,.0f}<span class="arrow">→</span>{lengths[-1]:,.0f}'))
     return tiles
 
 

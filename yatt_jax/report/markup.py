@@ -44,6 +44,11 @@ def fold(summary: str, content: str, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{html.escape(summary)}</summary>{content}</details>"
 
 
+def broad(chart: str) -> str:
+    """A chart as wide as the page; on a narrow screen it scrolls, so that its text stays readable."""
+    return f'<div class="broad">{chart}</div>'
+
+
 def legend(entries: Iterable[tuple[str, int, str]]) -> str:
     """Labels with the colour and the style ("box", or that of a line) of what they name."""
     items = [

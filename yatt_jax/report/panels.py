@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from yatt_jax.report.charts import Line, line_chart
-from yatt_jax.report.markup import card, legend
+from yatt_jax.report.markup import broad, card, legend
 from yatt_jax.report.read import Run
 
 REWARD = "rollout/reward"
@@ -28,6 +28,7 @@ class Panel:
 
 
 PANELS = (
+    Panel("Single rewards", r"/rewards?/"),
     Panel("KL to the reference", r"/(kl|kl_k[123]|k[123])$"),
     Panel("Entropy", r"/entropy$"),
     Panel("Importance ratio, mean", r"/ratio(_mean)?$"),
@@ -40,7 +41,6 @@ PANELS = (
     Panel("Explained variance", r"/explained_variance$"),
     Panel("Gradient norm", r"grad(ient)?_norm$"),
     Panel("Learning rate", r"(/|_)lr$|learning_rate$"),
-    Panel("Single rewards", r"/rewards?/"),
     Panel("Spread of rewards", r"/reward_(std|min|max)$"),
     Panel("Tokens a second", r"tokens_per_s(econd)?$"),
     Panel("Sampler against trainer", r"(sampler|mismatch)"),
@@ -49,11 +49,14 @@ PANELS = (
 
 def reward_chart(runs: Sequence[Run]) -> str:
     """The headline curve: training reward in the background, held-out reward on top."""
-    lines, named = reward_lines(runs), []
-    for line in lines:
-        if len(runs) == 1 or line.style != "faint":
-            named.append((line.label, line.colour, line.style))
-    return f"{legend(named)}{line_chart(lines, 960, 270, 'reward by step')}"
+    lines = reward_lines(runs)
+    return f"{legend(reward_legend(lines, runs))}{broad(line_chart(lines, 960, 270, 'reward by step'))}"
+
+
+def reward_legend(lines: Sequence[Line], runs: Sequence[Run]) -> list[tuple[str, int, str]]:
+    """Names of the headline curve's lines, held-out ones first; of several runs, one name each where it can be."""
+    ordered = sorted(lines, key=lambda line: line.style == "faint")
+    return [(line.label, line.colour, line.style) for line in ordered if len(runs) == 1 or line.style != "faint"]
 
 
 def reward_lines(runs: Sequence[Run]) -> list[Line]:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 
 from yatt_jax.report.charts import COLOURS, plot
-from yatt_jax.report.panels import reward_lines
+from yatt_jax.report.panels import reward_legend, reward_lines
 from yatt_jax.report.read import Run
 from yatt_jax.report.rundir import RunDirError
 from yatt_jax.report.style import PICTURE_CSS
@@ -31,16 +31,12 @@ def picture(runs: Sequence[Run], title: str) -> str:
             f"{', '.join(run.name for run in runs)}: no reward in metrics.jsonl, so there is no curve to draw"
         )
     labels, left = [], 46
-    for line in lines:
-        if line.style == "faint" and len(runs) > 1:
-            continue
-        ink = f"var(--c{line.colour % COLOURS})"
-        labels.append(
-            f'<line class="line {line.style}" style="stroke:{ink}" x1="{left}" x2="{left + 18}" y1="46" y2="46"/>'
-        )
-        labels.append(f'<text class="tick" x="{left + 24}" y="50">{html.escape(line.label)}</text>')
-        left += 44 + round(6.2 * len(line.label))
-    height = _HEIGHT + _HEAD + 14
+    for label, colour, style in reward_legend(lines, runs):
+        ink = f"var(--c{colour % COLOURS})"
+        labels.append(f'<line class="line {style}" style="stroke:{ink}" x1="{left}" x2="{left + 18}" y1="46" y2="46"/>')
+        labels.append(f'<text class="tick" x="{left + 24}" y="50">{html.escape(label)}</text>')
+        left += 44 + round(6.2 * len(label))
+    height = _HEIGHT + _HEAD + 4
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
         f'height="{height}" role="img" aria-label="{html.escape(title)}"><style>{PICTURE_CSS}</style>'
@@ -48,5 +44,5 @@ def picture(runs: Sequence[Run], title: str) -> str:
         f'style="fill:var(--card);stroke:var(--rule)"/>'
         f'<text x="20" y="28" style="fill:var(--ink);font-size:15px;font-weight:600">{html.escape(title)}</text>'
         f'{"".join(labels)}<g transform="translate(0,{_HEAD})">{drawn[0]}</g>'
-        f'<text class="tick" x="{_WIDTH - 12}" y="{height - 8}" text-anchor="end">step</text></svg>\n'
+        "</svg>\n"
     )

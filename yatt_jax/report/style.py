@@ -9,8 +9,8 @@ _DARK = """--bg:#141517;--card:#1c1e21;--ink:#e8e8e6;--soft:#9da3ab;--rule:#3033
 
 SVG_RULES = """
 .chart{font:11px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;font-variant-numeric:tabular-nums}
-.tick{fill:var(--soft)}.grid{stroke:var(--grid)}.axis{stroke:var(--rule)}
-.line{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}.line.faint{stroke-width:1;opacity:.38}
+.tick{fill:var(--soft)}.rung{stroke:var(--grid)}.axis{stroke:var(--rule)}
+.line{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}.line.faint{stroke-width:1.2;opacity:.45}
 .dot{stroke:var(--card);stroke-width:1}rect.depth1{opacity:.75}rect.depth2{opacity:.5}rect.open{opacity:.35}
 rect.error{stroke:var(--bad);stroke-width:2}
 """
@@ -29,11 +29,11 @@ p{{margin:0 0 10px}}.soft{{color:var(--soft)}}.small{{font-size:13px}}
 code,pre{{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}}
 .command{{display:block;background:var(--wash);border-radius:6px;padding:8px 12px;overflow-x:auto;white-space:pre-wrap;
 overflow-wrap:anywhere}}
-.tiles{{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:18px 0}}
+.tiles{{display:grid;grid-template-columns:repeat(auto-fit,minmax(158px,1fr));gap:12px;margin:18px 0}}
 .card{{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:14px 16px;
 min-width:0;margin-top:12px}}
 .tiles .card,.grid .card{{margin-top:0}}
-.tile .what{{color:var(--soft);font-size:13px}}.tile .figure{{font-size:24px;font-weight:600;letter-spacing:-.02em;
+.tile .what{{color:var(--soft);font-size:13px}}.tile .figure{{font-size:21px;font-weight:600;letter-spacing:-.02em;
 font-variant-numeric:tabular-nums;white-space:nowrap}}.tile.wide{{grid-column:span 2}}
 .up{{color:var(--good)}}.down{{color:var(--bad)}}.arrow{{color:var(--soft);font-weight:400;padding:0 .15em}}
 .grid{{display:grid;grid-template-columns:repeat(auto-fill,minmax(310px,1fr));gap:12px;margin-top:12px}}
@@ -63,7 +63,8 @@ padding:6px 10px;font-size:12.5px;box-shadow:0 3px 14px #0003;display:none;z-ind
 #tip i{{display:inline-block;width:9px;height:9px;border-radius:3px;margin-right:6px}}
 #tip b{{font-weight:600;margin-left:10px;float:right}}
 .cursor{{stroke:var(--soft);stroke-dasharray:2 3}}
-@media(max-width:640px){{.pair .two{{grid-template-columns:1fr}}.tile.wide{{grid-column:auto}}}}
+@media(max-width:640px){{.pair .two{{grid-template-columns:1fr}}.tile.wide{{grid-column:1/-1}}
+.broad{{overflow-x:auto}}.broad>.chart{{min-width:620px}}}}
 @media print{{body{{background:#fff}}.card{{break-inside:avoid}}}}
 {SVG_RULES}
 """

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from yatt_jax.report.charts import lanes, stacked_bars
-from yatt_jax.report.markup import card, cell, legend, table
+from yatt_jax.report.markup import broad, card, cell, legend, table
 from yatt_jax.report.read import Run
 from yatt_jax.report.text import duration
 
@@ -38,7 +38,7 @@ def time_section(run: Run) -> str:
     if recent:
         names = [name for name in colours if any(p.name.partition("/")[0] == name for p in recent)]
         named = legend((name, colours[name], "box") for name in names)
-        parts.append(card(f"{named}{lanes(recent, colours)}", "Timeline of the last steps"))
+        parts.append(card(f"{named}{broad(lanes(recent, colours))}", "Timeline of the last steps"))
     return "".join(parts)
 
 
@@ -99,4 +99,4 @@ def _by_step(run: Run, colours: dict[str, int]) -> str:
     ]
     drawn.append(("between phases", rest, 7))
     named = legend((name, colour, "box") for name, _, colour in drawn)
-    return card(f"{named}{stacked_bars(steps, drawn)}", "Seconds of each step")
+    return card(f"{named}{broad(stacked_bars(steps, drawn))}", "Seconds of each step")
