@@ -6,20 +6,19 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt8
+from jaxtyping import Array, Float, UInt8
 
-from yatt_jax.ops import policy
 from yatt_jax.ops.advantages import gae
 from yatt_jax.ops.aggregate import Aggregation, aggregate
 from yatt_jax.ops.kl import KlPenalty, kl
 from yatt_jax.ops.masking import masked_ratio, whiten
 from yatt_jax.ops.metrics import critic_metrics, rollout_metrics
 from yatt_jax.ops.options import Count, CountOrZero, NotNegative, Share, check
-from yatt_jax.ops.rewards import Shaping, shape_scores, token_rewards
+from yatt_jax.ops.policy import Clip, surrogate, value_loss
+from yatt_jax.ops.rewards import Shaping, shape_scores, token_rewards, trained_rows
 from yatt_jax.types import Inputs, Logprobs, Metrics, PyTree, Ratio, Rollout, Values
 
-SCORED_BY = ("actor", "reference", "critic")
-TRAINS = ("critic", "actor")
+SCORED_BY, TRAINS = ("actor", "reference", "critic"), ("critic", "actor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +27,17 @@ class Hyper:
 
     kl: KlPenalty = KlPenalty()
     reward: Shaping = Shaping()
-    clip: policy.Clip = policy.Clip()
+    clip: Clip = Clip()
     aggregation: Aggregation = Aggregation()  # of both losses
     gamma: Share = 1.0
     lam: Share = 0.95
     value_clip: NotNegative = 0.2  # 0: off
     entropy_coef: NotNegative = 0.0
-    mask_truncated: bool = False  # leave a response that was cut by the length limit out of the training
-    whiten_rewards: bool = False  # token rewards, over tokens, keeping their mean
     whiten_advantages: bool = True  # over tokens, to mean 0
     epochs: Count = 4
     minibatches: Count = 1  # in one epoch
     critic_warmup_steps: CountOrZero = 0  # first steps, in which the critic alone is trained
-    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which a step's other minibatches are dropped; 0: off
+    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
 
     def __post_init__(self) -> None:
         check(self)
@@ -64,7 +61,7 @@ class Batch:
 
 def scored_by(hyper: Hyper) -> tuple[str, ...]:
     """Roles whose scores ``prepare`` needs."""
-    return tuple(role for role in SCORED_BY if role != "reference" or hyper.kl != "none")
+    return tuple(role for role in SCORED_BY if role != "reference" or hyper.kl.place != "none")
 
 
 def trains(hyper: Hyper, step: int) -> tuple[str, ...]:
@@ -72,25 +69,17 @@ def trains(hyper: Hyper, step: int) -> tuple[str, ...]:
     return ("critic",) if step < hyper.critic_warmup_steps else TRAINS
 
 
-def stops(metrics: Metrics, hyper: Hyper) -> Bool[Array, ""]:
-    """Whether an actor update, by its metrics, went so far that the step's other minibatches are dropped."""
-    seen = metrics["kl_update"]
-    return jnp.asarray(isinstance(seen, Ratio) and hyper.target_kl > 0 and seen.mean() > hyper.target_kl)
-
-
 def prepare(
     rollout: Rollout, rewards: Float[Array, "B"], scores: dict[str, PyTree], hyper: Hyper, kl_coef: Float[Array, ""]
 ) -> tuple[Batch, Metrics]:
     """Advantages and returns of a rollout. A row whose reward is NaN is left out of losses and statistics."""
     actor, reference, critic = scores["actor"], scores.get("reference"), scores["critic"]
-    real = jnp.any(rollout.inputs.segments > 0, axis=-1)
-    trained = real & jnp.isfinite(rewards) & (rollout.ended | (not hyper.mask_truncated))
-    mask, rows = rollout.response_mask * trained[:, None], trained.astype(jnp.float32)
-    shaped = shape_scores(rewards, rows, rollout.ended, hyper.reward)
-    per_token = token_rewards(shaped, mask)
-    if hyper.kl.place == "reward":
-        per_token -= kl_coef * mask * kl(actor.logprobs, scores["reference"].logprobs, hyper.kl.estimator)
-    per_token = whiten(per_token, mask, keep_mean=True) if hyper.whiten_rewards else per_token
+    trained = trained_rows(rollout, rewards, hyper.reward)
+    mask = rollout.response_mask * trained[:, None]
+    shaped = shape_scores(rewards, trained, rollout.ended, hyper.reward)
+    charged = hyper.kl.place == "reward"
+    penalty = kl_coef * kl(actor.logprobs, scores["reference"].logprobs, hyper.kl.estimator) if charged else 0.0
+    per_token = token_rewards(shaped, mask, penalty, hyper.reward)
     advantages, returns = gae(per_token, critic.values, mask, gamma=hyper.gamma, lam=hyper.lam)
     batch = Batch(
         inputs=rollout.inputs,
@@ -103,19 +92,15 @@ def prepare(
         returns=returns,
         kl_coef=jnp.full(rewards.shape, kl_coef),
     )
-    metrics = rollout_metrics(rollout, rewards, actor, reference) | critic_metrics(critic, advantages, returns, mask)
-    metrics |= {"score": masked_ratio(shaped, rows), "kl_coef": Ratio(jnp.sum(batch.kl_coef * real), jnp.sum(real))}
-    return batch, metrics
+    metrics = rollout_metrics(rollout, rewards, shaped, trained, actor, reference)
+    return batch, metrics | critic_metrics(critic, advantages, returns, mask)
 
 
 def actor_loss(outputs: Logprobs, batch: Batch, hyper: Hyper) -> tuple[Ratio, Metrics]:
     """Clipped surrogate, less the entropy bonus, plus the divergence if it is charged in the loss."""
     mask = batch.response_mask
-    log_ratios = policy.log_ratio(outputs.logprobs, batch.old_logprobs)
-    loss = policy.clipped_surrogate(log_ratios, batch.advantages, hyper.clip)
-    metrics = policy.surrogate_metrics(log_ratios, batch.advantages, mask, hyper.clip)
-    metrics["policy_loss"] = aggregate(loss, mask, hyper.aggregation)
-    metrics["entropy"] = masked_ratio(outputs.entropy, mask)
+    loss, metrics = surrogate(outputs.logprobs, batch.old_logprobs, batch.advantages, mask, hyper.clip)
+    metrics |= {"policy_loss": aggregate(loss, mask, hyper.aggregation), "entropy": masked_ratio(outputs.entropy, mask)}
     if hyper.entropy_coef:
         loss = loss - hyper.entropy_coef * outputs.entropy
     if batch.reference_logprobs is not None:
@@ -127,7 +112,7 @@ def actor_loss(outputs: Logprobs, batch: Batch, hyper: Hyper) -> tuple[Ratio, Me
 def critic_loss(outputs: Values, batch: Batch, hyper: Hyper) -> tuple[Ratio, Metrics]:
     """Clipped squared error against the returns."""
     mask = batch.response_mask
-    loss, clipped = policy.value_loss(outputs.values, batch.old_values, batch.returns, hyper.value_clip)
+    loss, clipped = value_loss(outputs.values, batch.old_values, batch.returns, hyper.value_clip)
     total = aggregate(loss, mask, hyper.aggregation)
     return total, {"value_loss": total, "value_clip_fraction": masked_ratio(clipped, mask)}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from yatt_jax.ops.options import NotNegative, Positive, check
-from yatt_jax.types import Ratio
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 LIMIT = 20.0  # log-ratios are clamped to this before exp: e^20 is beyond any use, and float32 overflows at 88
@@ -29,16 +29,18 @@ class KlPenalty:
         usable = not self.adaptive_target or self.place != "none"
         check(self, (usable, "adaptive_target needs place = 'reward' or 'loss'"))
 
-    def adapted(self, coefficient: Float[Array, ""], response_kl: Ratio) -> Float[Array, ""]:
-        """The coefficient of the next step, from the KL of this step's responses (total in nats, weight in rows)."""
-        if not self.adaptive_target:
+    def adapted(self, coefficient: float, observed: float, rows: int) -> float:
+        """The coefficient of the next step, where it adapts.
+
+        Args:
+          coefficient: the one of this step; the first step's is ``coef``.
+          observed: k1 of this step's responses in nats: summed over tokens, averaged over rows.
+          rows: how many responses that were.
+        """
+        if not self.adaptive_target or not math.isfinite(observed):
             return coefficient
         return adapted_coefficient(
-            coefficient,
-            response_kl.mean(),
-            target=self.adaptive_target,
-            rows=response_kl.weight,
-            horizon=self.adaptive_horizon,
+            coefficient, observed, target=self.adaptive_target, rows=rows, horizon=self.adaptive_horizon
         )
 
 
@@ -64,14 +66,7 @@ def kl(logprobs: Float[Array, "*B"], reference: Float[Array, "*B"], estimator: E
     raise ValueError(f"KL estimator {estimator!r}: expected one of k1, k2, k3")
 
 
-def adapted_coefficient(
-    coefficient: Float[Array, ""] | float,
-    observed: Float[Array, ""] | float,
-    *,
-    target: float,
-    rows: Float[Array, ""] | float,
-    horizon: float,
-) -> Float[Array, ""]:
+def adapted_coefficient(coefficient: float, observed: float, *, target: float, rows: int, horizon: float) -> float:
     """``beta (1 + clip(KL / target - 1, -.2, .2) rows / horizon)``.
 
     Source: Ziegler et al. 2019, section 2.2.
@@ -83,5 +78,5 @@ def adapted_coefficient(
       rows: responses that were observed.
       horizon: responses over which a full error moves beta by about 20 %.
     """
-    error = jnp.clip(jnp.asarray(observed) / target - 1.0, -0.2, 0.2)
+    error = min(max(observed / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * rows / horizon)

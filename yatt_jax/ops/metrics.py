@@ -11,20 +11,28 @@ from yatt_jax.types import Logprobs, Metrics, Ratio, Rollout, Values
 
 
 def rollout_metrics(
-    rollout: Rollout, rewards: Float[Array, "B"], actor: Logprobs, reference: Logprobs | None
+    rollout: Rollout,
+    rewards: Float[Array, "B"],
+    shaped: Float[Array, "B"],
+    trained: Float[Array, "B"],
+    actor: Logprobs,
+    reference: Logprobs | None,
 ) -> Metrics:
     """Facts about sampled rows; rows of padding (no token at all) do not count.
 
     Args:
       rollout: the rows.
       rewards: one a row, NaN where the reward is invalid.
+      shaped: the scores that training uses.
+      trained: 1 for rows that are trained.
       actor: scores by the policy that is about to be trained.
       reference: scores by the frozen reference, if there is one.
 
     Returns:
-      ``reward`` (mean over valid rows), ``reward_invalid`` (share of rows), ``response_length`` (tokens), ``ended``
-      (share of rows), ``entropy_sampled`` (nats a token), ``probability_difference`` (mean of |p_sampler - p_trainer|
-      over tokens) and, with a reference, ``kl_k1`` and ``kl_k3`` (nats a token), ``kl_response`` (k1, nats a response).
+      ``reward`` (mean over valid rows), ``reward_invalid`` (share of rows), ``score`` (mean of shaped scores over
+      trained rows), ``trained`` (share of rows), ``response_length`` (tokens), ``ended`` (share of rows),
+      ``entropy_sampled`` (nats a token), ``probability_difference`` (mean of |p_sampler - p_trainer| over tokens) and,
+      with a reference, ``kl_k1`` and ``kl_k3`` (nats a token), ``kl_response`` (k1, nats a response).
     """
     mask = rollout.response_mask
     rows = jnp.any(rollout.inputs.segments > 0, axis=-1).astype(jnp.float32)
@@ -34,6 +42,8 @@ def rollout_metrics(
     metrics: Metrics = {
         "reward": masked_ratio(rewards, valid),
         "reward_invalid": Ratio(jnp.sum(rows - valid), jnp.sum(rows)),
+        "score": masked_ratio(shaped, trained),
+        "trained": Ratio(jnp.sum(trained), jnp.sum(rows)),
         "response_length": Ratio(jnp.sum(mask), jnp.sum(rows)),
         "ended": masked_ratio(rollout.ended.astype(jnp.float32), rows),
         "entropy_sampled": masked_ratio(actor.entropy, mask),

@@ -47,6 +47,18 @@ def clipped_surrogate(log_ratios: Float[Array, "*B"], advantages: Float[Array, "
     return loss
 
 
+def surrogate(
+    logprobs: Float[Array, "*B"],
+    old: Float[Array, "*B"],
+    advantages: Float[Array, "*B"],
+    mask: Float[Array, "*B"],
+    clip: Clip,
+) -> tuple[Float[Array, "*B"], Metrics]:
+    """``clipped_surrogate`` of each token, and ``surrogate_metrics``."""
+    log_ratios = log_ratio(logprobs, old)
+    return clipped_surrogate(log_ratios, advantages, clip), surrogate_metrics(log_ratios, advantages, mask, clip)
+
+
 def surrogate_metrics(
     log_ratios: Float[Array, "*B"], advantages: Float[Array, "*B"], mask: Float[Array, "*B"], clip: Clip
 ) -> Metrics:
