@@ -48,7 +48,8 @@ def logprobs_from_hidden(
       capacity: most wanted tokens a row can have. When given with a mask, each row's wanted tokens are gathered first,
         so that the rest (prompts, padding) cost no product with the matrix. A wanted token beyond it gets NaN.
       chunk: tokens whose logits exist at a time on each row shard (at least one of each row).
-      row_shards: number of parts the rows are split into over devices.
+      row_shards: number of parts the rows are split into over devices; each sums its own share of the matrix's
+        gradient, and the shares are added once.
 
     Returns:
       Scores of shape ``[*B, T]``: value t belongs to token t, 0 at t = 0 and outside the mask.
@@ -73,7 +74,9 @@ def logprobs_from_hidden(
     per_row = max(1, chunk * row_shards // tokens.shape[0])
     scale = jnp.asarray(temperature, jnp.float32)
     matrix = constrain(matrix.astype(hidden.dtype), "act_vocab", None)  # gathered once, and not in every chunk
-    scores: Sequence[jax.Array] = _scores_with_derivative(per_row, softcap, hidden, matrix, tokens, kept, scale)
+    scores: Sequence[jax.Array] = _scores_with_derivative(
+        per_row, row_shards if tokens.shape[0] % row_shards == 0 else 1, softcap, hidden, matrix, tokens, kept, scale
+    )
     if capacity is not None:
         rank = jnp.cumsum(wanted, axis=1) - 1
         place = jnp.clip(rank, 0, capacity - 1)
@@ -121,6 +124,7 @@ def _logits(
 
 def _scores(
     per_row: int,
+    shards: int,
     softcap: float,
     hidden_BSD: jax.Array,
     matrix_VD: jax.Array,
@@ -129,6 +133,7 @@ def _scores(
     scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities and entropies ``[B, S]``; ``hidden_BSD[:, s]`` predicts ``tokens_BS[:, s]``."""
+    del shards  # of interest to the derivative alone
 
     def one(xs):
         hidden, tokens, kept = xs
@@ -145,16 +150,16 @@ def _scores(
     return _join(logprobs, tokens_BS.shape[1]), _join(entropy, tokens_BS.shape[1])
 
 
-def _scores_forward(per_row, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale):
-    logprobs, entropy = _scores(per_row, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale)
+def _scores_forward(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale):
+    logprobs, entropy = _scores(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale)
     return (logprobs, entropy), (hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs, entropy)
 
 
-def _scores_backward(per_row, softcap, saved, cotangents):
+def _scores_backward(per_row, shards, softcap, saved, cotangents):
     """With p = softmax(z) and H the entropy: d logprob / dz = hit - p, and dH / dz = -p (log p + H)."""
     hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs_BS, entropy_BS = saved
 
-    def one(d_matrix, xs):
+    def one(d_matrix_RVD, xs):
         hidden, tokens, kept, logprobs, entropy, d_logprobs, d_entropy = xs
         z, hit, slope = _logits(softcap, hidden, matrix_VD, tokens, kept, scale)
         # log p without a second reduction: the token's own logit minus its log-probability is logsumexp(z).
@@ -164,15 +169,18 @@ def _scores_backward(per_row, softcap, saved, cotangents):
         dz = d_logprobs[..., None] * (hit - p) - d_entropy[..., None] * p * (log_p + entropy[..., None])
         dz = (dz * slope).astype(hidden.dtype)
         d_hidden = jnp.einsum("bcv,vd->bcd", dz, matrix_VD)
-        return d_matrix + jnp.einsum("bcv,bcd->vd", dz, hidden, preferred_element_type=jnp.float32), d_hidden
+        dz, hidden = (x.reshape(shards, -1, *x.shape[1:]) for x in (dz, hidden))
+        share_RVD = jnp.einsum("rbcv,rbcd->rvd", dz, hidden, preferred_element_type=jnp.float32)
+        return constrain(d_matrix_RVD + share_RVD, "rows", "act_vocab", None), d_hidden
 
     per_token = (hidden_BSD, tokens_BS, kept_BSW, logprobs_BS, entropy_BS, *cotangents)
     parts = jax.tree.map(lambda x: _chunks(x, per_row), per_token)
-    start = constrain(jnp.zeros(matrix_VD.shape, jnp.float32), "act_vocab", None)
-    d_matrix, d_hidden = jax.lax.scan(one, start, parts)
+    start = constrain(jnp.zeros((shards, *matrix_VD.shape), jnp.float32), "rows", "act_vocab", None)
+    d_matrix_RVD, d_hidden = jax.lax.scan(one, start, parts)
+    d_matrix = jnp.sum(d_matrix_RVD, axis=0)
     d_hidden = _join(d_hidden, tokens_BS.shape[1])
     return d_hidden, d_matrix.astype(matrix_VD.dtype), None, None, jnp.zeros_like(scale)
 
 
-_scores_with_derivative = jax.custom_vjp(_scores, nondiff_argnums=(0, 1))
+_scores_with_derivative = jax.custom_vjp(_scores, nondiff_argnums=(0, 1, 2))
 _scores_with_derivative.defvjp(_scores_forward, _scores_backward)
