@@ -6,7 +6,7 @@ import dataclasses
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from yatt_jax.report.read import Phase, Points
@@ -27,12 +27,19 @@ class Line:
       points: ascending in x; None breaks the line.
       colour: number of the colour.
       style: "solid"; "dots" for few points, each marked; "faint" for a line in the background.
+      margin: half-width of the uncertainty at an x, drawn as a band.
     """
 
     label: str
     points: Points
     colour: int
     style: Literal["solid", "dots", "faint"] = "solid"
+    margin: Mapping[int, float | None] = dataclasses.field(default_factory=dict)
+
+    def edges(self) -> list[tuple[int, float, float]]:
+        """The band as (x, low, high), where there is one."""
+        known = [(x, y, self.margin.get(x)) for x, y in self.points if y is not None]
+        return [(x, y - half, y + half) for x, y, half in known if half is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +78,7 @@ def line_chart(lines: Sequence[Line], width: int = 360, height: int = 190, label
 def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str, object]] | None:
     """The inside of a line chart, and what the page's tooltips read; None without a single number."""
     values = [y for line in lines for _, y in line.points if y is not None]
+    values += [edge for line in lines for _, *both in line.edges() for edge in both]
     steps = [x for line in lines for x, y in line.points if y is not None]
     if not values:
         return None
@@ -80,6 +88,7 @@ def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str,
     tips = []
     for line in lines:
         points = thin(line.points)
+        marks.append(_band(line, x, y))
         smooth = line.style == "solid" and len(line.points) > SMOOTHED_FROM
         marks.append(_path(points, x, y, line.colour, "faint" if smooth else line.style))
         if smooth:
@@ -88,6 +97,15 @@ def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str,
         tips.append({"n": line.label, "c": line.colour % COLOURS, "p": shown})
     frame = {"x": [x.low, x.high, x.start, x.end], "w": width, "h": [_TOP, height - _BOTTOM], "lines": tips}
     return "".join(marks), frame
+
+
+def _band(line: Line, x: Scale, y: Scale) -> str:
+    edges = line.edges()
+    if len(edges) < 2:
+        return ""
+    corners = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
+    outline = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in corners)
+    return f'<polygon style="fill:var(--c{line.colour % COLOURS});opacity:.13" points="{outline}"/>'
 
 
 def _path(points: Points, x: Scale, y: Scale, colour: int, style: str) -> str:

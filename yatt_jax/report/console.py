@@ -72,6 +72,7 @@ class PlainConsole:
         self._out = stream
         self._process = process
         self._eta = Eta()
+        self._announced: set[str] = set()
 
     def __enter__(self) -> PlainConsole:
         return self
@@ -83,7 +84,11 @@ class PlainConsole:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Says when it starts and how long it took."""
+        """Says when it starts and how long it took, the first time only: that is the time which compiles."""
+        if name in self._announced:
+            yield
+            return
+        self._announced.add(name)
         start = time.monotonic()
         self._line(f"{name} ...")
         yield

@@ -14,7 +14,7 @@ from yatt_jax.report.markup import card, cell, fold, table
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, replace_text
 from yatt_jax.report.style import CSS, SCRIPT
-from yatt_jax.report.text import duration, number
+from yatt_jax.report.text import KL, LENGTH, duration, find, number
 from yatt_jax.report.times import time_section, wall_seconds
 
 _HEAD = """<!doctype html>
@@ -146,7 +146,8 @@ def _tiles(run: Run) -> list[str]:
         tiles.append(_tile("Steps", f"{done:,}" if planned in (None, done) else f"{done:,} of {planned:,}"))
     if seconds := wall_seconds(run):
         tiles.append(_tile("Duration", duration(seconds)))
-    if lengths := run.values("rollout/length"):
+    length = find(run.names(), LENGTH)
+    if length and (lengths := run.values(length)):
         tiles.append(_tile("Response length", f'{lengths[0]:,.0f}<span class="arrow">→</span>{lengths[-1]:,.0f}'))
     return tiles
 
@@ -162,8 +163,8 @@ def _change(start: float, end: float) -> str:
 
 
 def _kl(run: Run) -> list[float]:
-    names = [name for name in run.names() if name.rpartition("/")[2] == "kl" and not name.startswith("eval/")]
-    return run.values(names[0]) if names else []
+    name = find(run.names(), KL)
+    return run.values(name) if name else []
 
 
 def _facts(run: Run) -> str:

@@ -12,6 +12,7 @@ from yatt_jax.report.read import Run
 
 REWARD = "rollout/reward"
 HELD_OUT = "eval/reward"
+MARGIN = "eval/reward_ci95"  # half-width of its confidence interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,22 +29,26 @@ class Panel:
 
 
 PANELS = (
-    Panel("Single rewards", r"/rewards?/"),
-    Panel("KL to the reference", r"/(kl|kl_k[123]|k[123])$"),
-    Panel("Entropy", r"/entropy$"),
+    Panel("Single rewards", r"/reward/"),
+    Panel("KL to the reference, a token", r"/(kl|kl_k[123])$"),
+    Panel("KL to the reference, a response", r"/kl_response$"),
+    Panel("KL of an update", r"/kl_update$"),
+    Panel("Entropy", r"/entropy(_sampled)?$"),
     Panel("Importance ratio, mean", r"/ratio(_mean)?$"),
     Panel("Importance ratio, extremes", r"/ratio_(max|min)$"),
-    Panel("Clipped tokens", r"/(clip_fraction|clipped|clip_\w+)$"),
-    Panel("Response length", r"/(length|length_mean|response_length)$"),
-    Panel("Responses that ended by themselves", r"/ended(_share)?$"),
-    Panel("Policy loss", r"(actor/loss|policy_loss|/pg_loss)$"),
-    Panel("Value loss", r"(critic/loss|value_loss)$"),
+    Panel("Clipped tokens", r"/(\w+_)?clip_fraction$"),
+    Panel("Response length", r"/(response_length|length)$"),
+    Panel("Responses that ended by themselves", r"/ended$"),
+    Panel("Policy loss", r"(/policy_loss|actor/loss)$"),
+    Panel("Value loss", r"(/value_loss|critic/loss)$"),
     Panel("Explained variance", r"/explained_variance$"),
-    Panel("Gradient norm", r"grad(ient)?_norm$"),
-    Panel("Learning rate", r"(/|_)lr$|learning_rate$"),
-    Panel("Spread of rewards", r"/reward_(std|min|max)$"),
-    Panel("Tokens a second", r"tokens_per_s(econd)?$"),
-    Panel("Sampler against trainer", r"(sampler|mismatch)"),
+    Panel("Values, returns, advantages", r"/(value|return|advantage)$"),
+    Panel("Gradient norm", r"/grad_norm$"),
+    Panel("Learning rate", r"/(lr|learning_rate)$"),
+    Panel("Spread of rewards", r"/reward_std$"),
+    Panel("Groups without signal", r"/groups_without_signal$"),
+    Panel("Tokens a second", r"/tokens_per_s(econd)?$"),
+    Panel("Sampler against trainer, probability difference", r"/probability_difference$"),
 )
 
 
@@ -56,7 +61,8 @@ def reward_chart(runs: Sequence[Run]) -> str:
 def reward_legend(lines: Sequence[Line], runs: Sequence[Run]) -> list[tuple[str, int, str]]:
     """Names of the headline curve's lines, held-out ones first; of several runs, one name each where it can be."""
     ordered = sorted(lines, key=lambda line: line.style == "faint")
-    return [(line.label, line.colour, line.style) for line in ordered if len(runs) == 1 or line.style != "faint"]
+    named = [line for line in ordered if len(runs) == 1 or line.style != "faint"]
+    return [(line.label + (", 95 % interval" if line.margin else ""), line.colour, line.style) for line in named]
 
 
 def reward_lines(runs: Sequence[Run]) -> list[Line]:
@@ -70,7 +76,9 @@ def reward_lines(runs: Sequence[Run]) -> list[Line]:
         if training:
             behind.append(Line(f"{label}training", training, 1 if one and held_out else colour, style))
         if held_out:
-            front.append(Line(f"{label}held-out", held_out, colour, "dots" if len(held_out) <= 60 else "solid"))
+            margin = dict(run.points(MARGIN)) if one else {}
+            style = "dots" if len(held_out) <= 60 else "solid"
+            front.append(Line(f"{label}held-out", held_out, colour, style, margin))
     return behind + front
 
 
@@ -89,7 +97,7 @@ def curves(runs: Sequence[Run]) -> str:
 
 def remaining(runs: Sequence[Run]) -> str:
     """Charts of every other metric, one each."""
-    taken = {name for _, names in _assign(runs) for name in names} | {REWARD, HELD_OUT}
+    taken = {name for _, names in _assign(runs) for name in names} | {REWARD, HELD_OUT, MARGIN}
     cards = []
     for name in _names(runs):
         if name not in taken and not name.startswith("time/"):
@@ -103,11 +111,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _assign(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    left = [name for name in _names(runs) if name not in (REWARD, HELD_OUT) and not name.startswith("time/")]
+    left = [name for name in _names(runs) if name not in (REWARD, HELD_OUT, MARGIN) and not name.startswith("time/")]
     found = []
     for panel in PANELS:
         names = [name for name in left if re.search(panel.pattern, name)]
-        if names:
+        alone = panel.pattern == "/reward/" and len({name.rpartition("/")[2] for name in names}) == 1
+        if names and not alone:  # a single reward is the total, which has the first chart
             found.append((panel.title, names))
             left = [name for name in left if name not in names]
     return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-# What a line on the console has room for: (label, last part of the metric's name), most telling first.
-HEADLINES: tuple[tuple[str, str], ...] = (
-    ("reward", "reward"),
-    ("kl", "kl"),
-    ("entropy", "entropy"),
-    ("clipped", "clip_fraction"),
-    ("length", "length"),
+# What a line on the console has room for, most telling first: a label, and the names a metric of that kind goes by
+# (the part after its last slash), of which the first that is there counts.
+KL = ("kl", "kl_k3", "kl_k1")
+LENGTH = ("response_length", "length")
+HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("reward", ("reward",)),
+    ("kl", KL),
+    ("entropy", ("entropy", "entropy_sampled")),
+    ("clipped", ("clip_fraction",)),
+    ("length", LENGTH),
 )
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -51,13 +54,28 @@ def duration(seconds: float | None) -> str:
 def headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """The most telling metrics of a step as (label, value), held-out reward included where there is one."""
     found = []
-    for label, last in HEADLINES:
-        names = [name for name in metrics if name.rpartition("/")[2] == last and not name.startswith("eval/")]
-        if names:
-            found.append((label, metrics[names[0]]))
+    for label, kinds in HEADLINES:
+        name = find(metrics, kinds)
+        if name:
+            found.append((label, metrics[name]))
     if "eval/reward" in metrics:
-        found.insert(1, ("held-out", metrics["eval/reward"]))
+        found.insert(min(len(found), 1), ("held-out", metrics["eval/reward"]))
     return found
+
+
+def find(names: Iterable[str], kinds: Sequence[str]) -> str | None:
+    """The name of a training metric of one of these kinds, the first kind first; None if there is none.
+
+    Args:
+      names: metrics, as "rollout/kl_k3".
+      kinds: what may follow the last slash.
+    """
+    training = [name for name in names if not name.startswith("eval/")]
+    for kind in kinds:
+        for name in training:
+            if name.rpartition("/")[2] == kind:
+                return name
+    return None
 
 
 def sparkline(values: Sequence[float]) -> str:
