@@ -98,9 +98,9 @@ def load_model(
 ) -> tuple[Model, Params]:
     """Reads a model into its sharding.
 
-    A critic or reward model may start from a language model (the critic's head is then zero, the reward model's drawn
-    from N(0, 1/sqrt(D + 1)) without bias), or from a classification folder, whose head is read; a critic takes the head
-    of a folder with one label.
+    A critic or reward model may start from a language model (the critic's head is then zero, the reward model's
+    drawn from N(0, 1/sqrt(D + 1)) without bias), or from a classification folder, whose head is read; a critic takes
+    the head of a folder with one label.
 
     Args:
       path: Hugging Face folder or .gguf file.
@@ -155,7 +155,7 @@ def _head_shape(folder: ModelFolder, source: TensorSource, kind: Kind) -> tuple[
     if kind == "lm":
         if weight is not None or classifier:
             raise CheckpointError(
-                f"{folder.path}: a {'/'.join(folder.architectures) or 'classification'} folder holds no language model; "
+                f"{folder.path}: a {'/'.join(folder.architectures) or 'classification'} holds no language model; "
                 f"give a folder whose architecture is {family(folder.model_type).architectures['lm']}"
             )
         return None
@@ -203,8 +203,8 @@ def _match(
     if problems:
         shown = "\n  ".join(problems[:8]) + (f"\n  and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise CheckpointError(
-            f"{where}: the weights do not fit config.json; check that both belong to the same model, and that the files "
-            f"are complete\n  {shown}"
+            f"{where}: the weights do not fit config.json; check that both belong to the same model, and that no "
+            f"file is missing\n  {shown}"
         )
     return found
 
