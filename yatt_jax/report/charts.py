@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from yatt_jax.report.read import Phase, Points
-from yatt_jax.report.text import duration, number
+from yatt_jax.report.text import duration, number, safe
 
 COLOURS = 8
 MAX_POINTS = 400  # a line's points after thinning: about two a pixel column
@@ -70,8 +69,8 @@ def line_chart(lines: Sequence[Line], width: int = 360, height: int = 190, label
         return f'<div class="empty" style="aspect-ratio:{width}/{height}">no data</div>'
     marks, tips = drawn
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}" '
-        f'data-tips="{html.escape(json.dumps(tips))}">{marks}</svg>'
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{safe(label)}" '
+        f'data-tips="{safe(json.dumps(tips))}">{marks}</svg>'
     )
 
 
@@ -252,7 +251,7 @@ def stacked_bars(
                 out.append(
                     f'<rect x="{left:.1f}" y="{y(floor + seconds):.2f}" width="{bar:.2f}" '
                     f'height="{y(floor) - y(floor + seconds):.2f}" style="fill:var(--c{colour % COLOURS})">'
-                    f"<title>{where}: {html.escape(label)} {duration(seconds)}</title></rect>"
+                    f"<title>{where}: {safe(label)} {duration(seconds)}</title></rect>"
                 )
             floor += seconds
         if column % max(1, math.ceil(len(starts) / 16)) == 0:
@@ -293,6 +292,6 @@ def lanes(phases: Sequence[Phase], colours: dict[str, int], width: int = 960) ->
         out.append(
             f'<rect class="depth{depth} {phase.state}" x="{place:.2f}" y="{top}" width="{size:.2f}" '
             f'height="{(15, 4, 4)[depth]}" style="fill:var(--c{colours.get(phase.name.partition("/")[0], 7)})">'
-            f"<title>{html.escape(note)}</title></rect>"
+            f"<title>{safe(note)}</title></rect>"
         )
     return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="timeline">{"".join(out)}</svg>'

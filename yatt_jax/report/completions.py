@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 from yatt_jax.report.markup import card, cell, fold, table
 from yatt_jax.report.read import Run
 from yatt_jax.report.samples import Record, pairs, pick, shown_prompt
-from yatt_jax.report.text import number
+from yatt_jax.report.text import number, safe
 
 PAIRS_SHOWN = 6
 PAIRS_FOLDED = 24
@@ -55,8 +54,8 @@ def sample_table(run: Run) -> str:
             cell(_text(shown_prompt(record), 600)),
             cell(_text(record["completion"], TEXT_LIMIT)),
             *(cell(figure, "n") for figure in figures),
-            cell(html.escape(str(record.get("finish", ""))), "soft"),
-            cell(html.escape(str(record.get("length", ""))), "n"),
+            cell(safe(record.get("finish", "")), "soft"),
+            cell(safe(record.get("length", "")), "n"),
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     note = f"Step {shown[0]['step']}: {len(shown)} of {len(run.last)} logged samples, evenly over the order of rewards."
@@ -67,11 +66,11 @@ def sample_table(run: Run) -> str:
 def _card(answers: Sequence[tuple[str, Record]]) -> str:
     says = []
     for label, record in answers:
-        parts = [f"<span>{html.escape(label)}</span>"] if label else []
+        parts = [f"<span>{safe(label)}</span>"] if label else []
         parts.append(f'<span>reward <span class="score">{number(_total(record))}</span></span>')
         rewards = _rewards(record)
         if len(rewards) > 1:
-            parts += [f"<span>{html.escape(name)} {number(value)}</span>" for name, value in rewards.items()]
+            parts += [f"<span>{safe(name)} {number(value)}</span>" for name, value in rewards.items()]
         if record.get("finish") == "length":
             parts.append("<span>cut at the length limit</span>")
         says.append(
@@ -83,10 +82,7 @@ def _card(answers: Sequence[tuple[str, Record]]) -> str:
 
 def _text(text: str, limit: int) -> str:
     cut = text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
-    visible = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in cut)
-    return (
-        f'<div class="text" dir="auto">{html.escape(visible)}</div>' if visible else '<div class="soft">(empty)</div>'
-    )
+    return f'<div class="text" dir="auto">{safe(cut)}</div>' if cut else '<div class="soft">(empty)</div>'
 
 
 def _total(record: Record) -> float | None:

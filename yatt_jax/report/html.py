@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from yatt_jax.report.markup import card, cell, fold, table
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, replace_text
 from yatt_jax.report.style import CSS, SCRIPT
-from yatt_jax.report.text import KL, LENGTH, duration, find, number
+from yatt_jax.report.text import KL, LENGTH, duration, find, number, safe
 from yatt_jax.report.times import time_section, wall_seconds
 
 _HEAD = """<!doctype html>
@@ -56,7 +55,7 @@ def page(runs: Sequence[Run]) -> str:
         body.append(fold("All other metrics", charts))
     body.append(_per_run(runs, "Run", _facts))
     return (
-        f"{_HEAD}<title>{html.escape(title)}</title><style>{CSS}</style></head>\n"
+        f"{_HEAD}<title>{safe(title)}</title><style>{CSS}</style></head>\n"
         f"<body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
     )
 
@@ -73,7 +72,7 @@ def _per_run(runs: Sequence[Run], heading: str, section: Callable[[Run], str]) -
 
 
 def _title(runs: Sequence[Run], title: str) -> str:
-    heading = f"<h1>{html.escape(title)}</h1>"
+    heading = f"<h1>{safe(title)}</h1>"
     if len(runs) == 1:
         return heading + _origin(runs[0])
     return heading + fold("Commands", "".join(_origin(run) for run in runs))
@@ -82,10 +81,10 @@ def _title(runs: Sequence[Run], title: str) -> str:
 def _origin(run: Run) -> str:
     """What was run, when, and the command that ran it."""
     started = str(run.facts.get("started", "")).replace("T", " ")
-    said = [html.escape(part) for part in (_what(run), f"started {started}" if started else "") if part]
+    said = [safe(part) for part in (_what(run), f"started {started}" if started else "") if part]
     out = f'<p class="soft">{" · ".join(said)}</p>' if said else ""
     if command := run.facts.get("command"):
-        out += f'<code class="command">{html.escape(str(command))}</code>'
+        out += f'<code class="command">{safe(command)}</code>'
     return out
 
 
@@ -126,7 +125,7 @@ def _headline(runs: Sequence[Run]) -> str:
         of, *figures = [change[0], *map(number, change[1:]), _change(*change[1:])] if change else ["-"] * 4
         kl = _kl(run)
         figures += [number(kl[-1]) if kl else "-", str(max(run.steps, default=0)), duration(wall_seconds(run))]
-        name = f'<i class="key" style="background:var(--c{i % COLOURS})"></i>{html.escape(run.name)}'
+        name = f'<i class="key" style="background:var(--c{i % COLOURS})"></i>{safe(run.name)}'
         rows.append(f"<tr>{cell(name)}{cell(of, 'soft')}{''.join(cell(figure, 'n') for figure in figures)}</tr>")
     numeric = ("start", "end", "change", "KL", "steps", "duration")
     return table(rows, ("run", "", *numeric), numeric)
@@ -153,7 +152,7 @@ def _tiles(run: Run) -> list[str]:
 
 
 def _tile(what: str, figure: str, extra: str = "") -> str:
-    return card(f'<div class="what">{html.escape(what)}</div><div class="figure">{figure}</div>', kind=f"tile {extra}")
+    return card(f'<div class="what">{safe(what)}</div><div class="figure">{figure}</div>', kind=f"tile {extra}")
 
 
 def _change(start: float, end: float) -> str:
@@ -172,9 +171,9 @@ def _facts(run: Run) -> str:
     for name, value in [*run.facts.items(), ("folder", str(run.path))]:
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
-        text = f'<span class="text">{html.escape(str(value))}</span>'
-        rows.append(f"<tr>{cell(html.escape(str(name)), 'fact')}{cell(text)}</tr>")
+        text = f'<span class="text">{safe(value)}</span>'
+        rows.append(f"<tr>{cell(safe(name), 'fact')}{cell(text)}</tr>")
     if not run.config:
         return table(rows)
-    config = html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))
+    config = safe(json.dumps(run.config, indent=2, ensure_ascii=False))
     return table(rows) + fold("Config", f'<pre class="card">{config}</pre>')

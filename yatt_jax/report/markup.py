@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 
 from yatt_jax.report.charts import COLOURS
+from yatt_jax.report.text import safe
 
 
 def card(content: str, heading: str = "", kind: str = "") -> str:
@@ -16,7 +16,7 @@ def card(content: str, heading: str = "", kind: str = "") -> str:
       heading: plain text.
       kind: further classes.
     """
-    title = f"<h3>{html.escape(heading)}</h3>" if heading else ""
+    title = f"<h3>{safe(heading)}</h3>" if heading else ""
     return f'<div class="card {kind}">{title}{content}</div>'
 
 
@@ -29,7 +29,7 @@ def table(rows: Iterable[str], heads: Sequence[str] = (), numeric: Iterable[str]
       numeric: those of them whose columns are aligned to the right.
     """
     right = set(numeric)
-    cells = "".join(f"<th{' class=n' if head in right else ''}>{html.escape(head)}</th>" for head in heads)
+    cells = "".join(f"<th{' class=n' if head in right else ''}>{safe(head)}</th>" for head in heads)
     head = f"<tr>{cells}</tr>" if heads else ""
     return card(f"<table>{head}{''.join(rows)}</table>", kind="wrap")
 
@@ -41,7 +41,7 @@ def cell(content: str, kind: str = "") -> str:
 
 def fold(summary: str, content: str, opened: bool = False) -> str:
     """A block that opens on a click."""
-    return f"<details{' open' if opened else ''}><summary>{html.escape(summary)}</summary>{content}</details>"
+    return f"<details{' open' if opened else ''}><summary>{safe(summary)}</summary>{content}</details>"
 
 
 def broad(chart: str) -> str:
@@ -52,7 +52,7 @@ def broad(chart: str) -> str:
 def legend(entries: Iterable[tuple[str, int, str]]) -> str:
     """Labels with the colour and the style ("box", or that of a line) of what they name."""
     items = [
-        f'<span><i class="{style}" style="background:var(--c{colour % COLOURS})"></i>{html.escape(label)}</span>'
+        f'<span><i class="{style}" style="background:var(--c{colour % COLOURS})"></i>{safe(label)}</span>'
         for label, colour, style in entries
     ]
     return f'<div class="legend">{"".join(items)}</div>'

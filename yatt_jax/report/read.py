@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -110,9 +111,10 @@ def _read_metrics(files: Iterable[Path]) -> dict[int, dict[str, float | None]]:
     for file in files:
         for record in read_log(file):
             for name, value in record.items():
-                number = isinstance(value, int | float) and not isinstance(value, bool)
-                if name != "step" and (value is None or number):
-                    steps[record["step"]][name] = value
+                if name == "step" or isinstance(value, bool) or not isinstance(value, int | float | None):
+                    continue
+                known = value is not None and math.isfinite(value)
+                steps[record["step"]][name] = value if known else None
     return dict(sorted(steps.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -95,7 +96,7 @@ def pick(records: Sequence[Record], count: int) -> list[Record]:
       records: rows of one step.
       count: how many to take at most.
     """
-    ranked = sorted(records, key=lambda r: (not _valid(r["total"]), -(r["total"] if _valid(r["total"]) else 0.0)))
+    ranked = sorted(records, key=lambda record: -_rank(record.get("total")))
     if len(ranked) <= count:
         return ranked
     places = np.linspace(0, len(ranked) - 1, count).round().astype(int) if count > 0 else []
@@ -141,5 +142,5 @@ def _by_prompt(records: Sequence[Record]) -> dict[tuple[int, str, int], Record]:
     return found
 
 
-def _valid(total: float | None) -> bool:
-    return total is not None and not np.isnan(total)
+def _rank(total: float | None) -> float:
+    return -math.inf if total is None or math.isnan(total) else total

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 # What a line on the console has room for, most telling first: a label, and the names a metric of that kind goes by
@@ -16,6 +18,8 @@ HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("clipped", ("clip_fraction",)),
     ("length", LENGTH),
 )
+# Control characters, halves of surrogate pairs, and those that would turn the direction of the text around them.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -92,3 +96,8 @@ def one_line(text: str, width: int) -> str:
     """Text on one line, cut to a width."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: max(width - 1, 0)] + "…"
+
+
+def safe(text: object) -> str:
+    """Text as HTML, also within attributes: no markup, and no character that cannot be seen."""
+    return html.escape(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", str(text)))

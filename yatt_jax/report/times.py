@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from yatt_jax.report.charts import lanes, stacked_bars
 from yatt_jax.report.markup import broad, card, cell, legend, table
 from yatt_jax.report.read import Run
-from yatt_jax.report.text import duration
+from yatt_jax.report.text import duration, safe
 
 _LANE_STEPS = 4
 _PAUSE_S = 60.0
@@ -66,7 +65,7 @@ def _totals(run: Run, colours: dict[str, int]) -> str:
         share = sum(spent) / whole
         colour = colours[name.partition("/")[0]]
         bar = "" if depth else f'<div class="bar" style="width:{min(share, 1):.2%};background:var(--c{colour})"></div>'
-        label = f'<span style="padding-left:{18 * depth}px">{html.escape(name.rpartition("/")[2])}</span>'
+        label = f'<span style="padding-left:{18 * depth}px">{safe(name.rpartition("/")[2])}</span>'
         figures = (duration(sum(spent)), f"{share:.0%}", str(len(spent)), duration(statistics.median(spent)))
         cells = [cell(label), *(cell(figure, "n") for figure in figures), cell(bar, "share")]
         rows.append(f"<tr>{''.join(cells)}</tr>")

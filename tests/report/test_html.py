@@ -1,0 +1,308 @@
+"""The page: made from whatever a run left, self-contained, and safe with any text in it."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from yatt_jax.report import facts
+from yatt_jax.report.html import page, reward_change, write
+from yatt_jax.report.picture import picture
+from yatt_jax.report.read import Run, read_run
+from yatt_jax.report.rundir import RunDir, RunDirError
+from yatt_jax.report.samples import SampleLog
+from yatt_jax.report.times import wall_seconds
+from yatt_jax.types import Prompt, Sample
+
+ATTACK = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\" ' &amp; </textarea>"
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects tags, attributes and text, and checks that every tag is closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def make_run(folder: Path, steps: int = 3, text: str = "fine", evaluate: bool = True, processes: int = 1) -> RunDir:
+    for process in reversed(range(processes)):
+        run = RunDir.open(folder, process, processes)
+        log = SampleLog(run)
+        run.write_config({"algo": "ppo", "steps": steps, "note": text}, facts.gather({"actor": 1234567}, [text]))
+        now = 1000.0
+        for step in range(steps + 1):
+            rows = [
+                Sample(Prompt([], f"{text} {i}", [1], {}, "", i), f"{text} {step}", [1], "length", i, i) for i in (0, 1)
+            ]
+            if evaluate and step in (0, steps):
+                log.write(step, "eval", rows, np.array([0.1, 0.2]) + step, {text: np.zeros(2), "b": np.ones(2)})
+                if process == 0:
+                    run.append("metrics", {"step": step, "eval/reward": 0.15 + step, "eval/reward_ci95": 0.1})
+            if step == 0:
+                continue
+            for phase, seconds in (("rollout", 2.0), ("rollout/decode", 1.0), ("train", 4.0)):
+                start = now if "/" not in phase else now - 1.5
+                run.append("timeline", {"step": step, "phase": phase, "event": "start", "time": start})
+                run.append("timeline", {"step": step, "phase": phase, "event": "end", "time": start + seconds})
+                now += seconds if "/" not in phase else 0.0
+            log.write(step, "train", rows, np.array([step, np.nan]), {text: np.zeros(2), "b": np.ones(2)}, np.ones(2))
+            if process == 0:
+                metrics = {
+                    "rollout/reward": 0.1 * step,
+                    "rollout/kl_k3": 0.01 * step,
+                    "train/actor/loss": math.nan if step == 2 else 1.0,
+                    f"train/{text}": 1.0,
+                    "time/rollout": 2.0,
+                    "time/rollout/decode": 1.0,
+                    "time/train": 4.0,
+                    "time/step": 6.5,
+                }
+                run.append("metrics", {"step": step, **metrics})
+        run.close()
+    return RunDir.open(folder, 0, processes)
+
+
+def test_a_full_run(tmp_path: Path) -> None:
+    made = write(make_run(tmp_path / "first"))
+    read = Reader(made.read_text())
+    for expected in (
+        "first",
+        "Held-out reward 0.150 → 3.15 +3",
+        "KL to the reference 0.030",
+        "Steps 3",
+        "Duration 18.0 s",
+        "1,234,567",
+        "fine 0",
+        "Of 2 answers logged at both steps, 2 score higher after training and 0 lower.",
+        "rollout 6.0 s 33%",
+        "train 12.0 s 67%",
+        "between phases",
+        "process 0",
+    ):
+        assert expected in read.words, expected
+    charts = [attrs for tag, attrs in read.tags if tag == "svg"]
+    assert len(charts) >= 5
+    first = json.loads(charts[0]["data-tips"] or "")
+    assert [(line["n"], len(line["p"])) for line in first["lines"]] == [("training", 3), ("held-out", 2)]
+
+
+def test_the_page_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    text = write(make_run(tmp_path, text="plain")).read_text()
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|<link|<iframe|\bsrc=", text)
+    assert "default-src 'none'" in text
+
+
+def test_text_from_models_and_files_cannot_become_markup(tmp_path: Path) -> None:
+    text = write(make_run(tmp_path / "<b>run", text=ATTACK)).read_text()
+    read = Reader(text)
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert not {"img", "b", "textarea"} & {tag for tag, _ in read.tags}
+    assert not [name for _, attrs in read.tags for name in attrs if name.startswith("on")]
+    assert ATTACK in read.words
+    assert "<b>run" in read.words
+
+
+def test_unprintable_text_is_made_visible(tmp_path: Path) -> None:
+    text = write(make_run(tmp_path, text="a\x00b\u202ec\ud800d")).read_text()
+    assert "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c" in text
+    assert "\u202e" not in Reader(text).words.split("Config")[0]
+
+
+def test_one_step_without_evaluation(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path, steps=1, evaluate=False).path)
+    words = Reader(page([run])).words
+    assert "Training reward 0.100 → 0.100 +0" in words
+    assert "Before and after" not in words
+
+
+def test_change_of_training_reward_is_between_tenths(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    for step in range(1, 21):
+        run.append("metrics", {"step": step, "rollout/reward": float(step)})
+    assert reward_change(read_run(tmp_path)) == ("training reward", 1.5, 19.5)
+
+
+def test_one_evaluation_only_is_shown_as_such(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    rows = [Sample(Prompt([], "why?", [1], {}, "", 0), "because", [1], "stop", 0, 0)]
+    SampleLog(run).write(0, "eval", rows, np.array([1.0]), {"r": np.array([1.0])})
+    words = Reader(page([read_run(tmp_path)])).words
+    assert "Held-out prompts were answered once, at step 0. why? reward 1 because" in words
+
+
+@pytest.mark.parametrize("content", [{}, {"config.json": "{"}, {"metrics.jsonl": '{"step": 1, "a/b": null}\n{"st'}])
+def test_almost_nothing_is_still_a_page(tmp_path: Path, content: dict[str, str]) -> None:
+    run = RunDir.open(tmp_path)
+    for name, text in ({"config.json": "{}"} | content).items():
+        (tmp_path / name).write_text(text)
+    Reader(write(run).read_text())
+
+
+def test_strange_records_are_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for log, record in (
+        ("metrics", '{"step": 1, "rollout/reward": "high", "x/y": [1], "z/z": true}'),
+        ("metrics", '{"step": 2, "train/actor/loss": NaN, "rollout/kl_k3": 1e999}'),
+        ("samples", '{"step": 99, "completion": 5}'),
+        ("samples", '{"step": 98, "split": "train", "completion": "bare"}'),
+        ("timeline", '{"step": 3, "phase": 7, "event": "start", "time": 1}'),
+        ("timeline", '{"step": 3, "phase": "train", "event": "end", "time": "now"}'),
+        ("timeline", '{"step": 3, "phase": "never started", "event": "end", "time": 5}'),
+    ):
+        with (tmp_path / f"{log}.jsonl").open("a") as file:
+            file.write(record + "\n")
+    read = read_run(run.path)
+    assert read.values("rollout/reward")[0] == pytest.approx(0.1)
+    assert {"x/y", "z/z"}.isdisjoint(read.names())
+    assert read.points("rollout/kl_k3")[1] == (2, None)
+    assert [record["completion"] for record in read.last] == ["bare"]
+    Reader(page([read]))
+
+
+def test_phases_of_a_killed_process_end_where_the_next_one_starts(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    for phase, event, moment in (
+        ("load", "start", 0.0),
+        ("load", "end", 10.0),
+        ("rollout", "start", 10.0),
+        ("rollout/decode", "start", 12.0),  # killed here, resumed much later
+        ("load", "start", 5000.0),
+        ("load", "end", 5010.0),
+    ):
+        run.append("timeline", {"step": 1, "phase": phase, "event": event, "time": moment})
+    found = read_run(tmp_path)
+    open_ones = {p.name: (p.start, p.end) for p in found.phases if p.state == "open"}
+    assert open_ones == {"rollout": (10.0, 5000.0), "rollout/decode": (12.0, 5000.0)}
+
+
+def test_pauses_between_stop_and_resume_do_not_count(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    for start, end in ((0.0, 10.0), (12.0, 20.0), (5000.0, 5010.0)):
+        run.append("timeline", {"step": 1, "phase": "train", "event": "start", "time": start})
+        run.append("timeline", {"step": 1, "phase": "train", "event": "end", "time": end})
+    assert wall_seconds(read_run(tmp_path)) == 30.0
+
+
+def test_processes_are_merged_and_shown_side_by_side(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path, processes=3).path)
+    assert {phase.process for phase in run.phases} == {0, 1, 2}
+    assert len(run.last) == 6
+    words = Reader(page([run])).words
+    assert "process 2" in words
+    assert "rollout 6.0 s 33%" in words  # of one process, not of all three
+
+
+def test_thousands_of_steps_make_a_small_page(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(5000):
+            values = {f"train/m{i}": math.sin(step / 50 + i) for i in range(5)} | {"rollout/reward": step / 5000}
+            file.write(json.dumps({"step": step, **values, "time/train": 1.0, "time/step": 1.0}) + "\n")
+    text = write(run).read_text()
+    assert len(text) < 400_000
+    Reader(text)
+
+
+def test_several_runs_are_overlaid(tmp_path: Path) -> None:
+    runs = [read_run(make_run(tmp_path / name, steps=steps).path) for name, steps in (("seed1", 3), ("seed<2>", 5))]
+    read = Reader(page(runs))
+    assert "seed1, seed<2>" in read.words
+    assert "seed1 held-out reward 0.150 3.15 +3 0.030 3 18.0 s" in read.words
+    assert "seed<2> held-out reward 0.150 5.15 +5 0.050 5 30.0 s" in read.words
+    first = json.loads(next(attrs["data-tips"] for tag, attrs in read.tags if tag == "svg") or "")
+    assert {line["n"] for line in first["lines"]} == {
+        "seed1: training",
+        "seed1: held-out",
+        "seed<2>: training",
+        "seed<2>: held-out",
+    }
+
+
+def test_picture_is_a_file_of_its_own(tmp_path: Path) -> None:
+    runs: list[Run] = [read_run(make_run(tmp_path / name).path) for name in ("a", "b&c")]
+    svg = picture(runs, "PPO <first>")
+    root = ET.fromstring(svg)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "PPO <first>" in texts
+    assert "b&c: held-out" in texts
+    assert "prefers-color-scheme:dark" in svg
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(RunDirError, match="no reward"):
+        picture([read_run(tmp_path / "empty")], "x")
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
+    """The command, from the folder that it is run in."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    return importlib.import_module("tools.report").main
+
+
+def test_command(tmp_path: Path, main, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    first, second = str(tmp_path / "a"), str(tmp_path / "b")
+    assert main([first]) == 0
+    assert (tmp_path / "a" / "report.html").exists()
+    assert main([first, second, "--svg", str(tmp_path / "run.svg"), "--title", "Reward"]) == 0
+    assert (tmp_path / "report.html").exists()
+    ET.parse(tmp_path / "run.svg")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/a/report.html",
+        f"{tmp_path}/report.html",
+        f"{tmp_path}/run.svg",
+    ]
+
+
+def test_command_with_a_folder_that_is_no_run(tmp_path: Path, main, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "absent")]) == 2
+    assert main([str(tmp_path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0].endswith("absent: no such folder; name a run directory, the --workdir of a run")
+    assert errors[1].endswith("is not a run directory: it has no metrics.jsonl")
+
+
+def test_facts_name_versions_devices_and_the_command() -> None:
+    found: dict[str, Any] = facts.gather({"actor": 5}, ["/anywhere/yatt_jax/main.py", "--config=a b.py"])
+    assert found["command"] == "python -m yatt_jax.main '--config=a b.py'"
+    assert found["parameters"] == {"actor": 5}
+    assert found["devices"]["platform"] == "cpu"
+    assert {"python", "jax", "flax"} <= set(found["versions"])
