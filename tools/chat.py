@@ -1,12 +1,13 @@
 """Talk to a model: ``python -m tools.chat DIR`` with a run directory, a model folder or a GGUF file.
 
-Type a message and press Enter; ``/reset`` forgets the conversation, ``/quit`` or end-of-file leaves. With ``--once TEXT``
-it answers one message and exits.
+Type a message and press Enter; ``/reset`` forgets the conversation, ``/quit`` or end-of-file leaves. With
+``--once TEXT`` it answers one message and exits.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -28,12 +29,11 @@ def model_path(path: str) -> Path:
     for candidate in (given, given / "export"):
         if candidate.suffix == ".gguf" and candidate.is_file():
             return candidate
-        if (candidate / "model_type").exists():
-            return candidate
         if (candidate / "config.json").exists() and any(candidate.glob("*.safetensors")):
             return candidate
     raise FileNotFoundError(
-        f"{given}: no model here; expected a folder with config.json and safetensors, a run directory with export/, or a .gguf"
+        f"{given}: no model here; expected a folder with config.json and safetensors, a run directory with export/, "
+        "or a .gguf file"
     )
 
 
@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     stops = tokenizers.stop_token_ids(tokenizer, path if path.is_dir() else None)
+    sampling = dataclasses.replace(sampling, stop_token_ids=stops)
     engine = Engine(
         model, tokenizer, partition, rows=1, prompt_buckets=(64, 256, 1024, 4096), max_new_tokens=args.max_new_tokens
     )
@@ -71,10 +72,10 @@ def main(argv: list[str] | None = None) -> int:
             continue
         history.append({"role": "user", "content": text})
         rendered = tokenizers.render(tokenizer, history)
-        ids = tokenizers.encode(tokenizer, rendered)
+        (ids,) = tokenizers.encode(tokenizer, [rendered])
         prompt = Prompt(history, rendered, ids, {}, "conversation", turn)
         _, samples = engine.generate(
-            params, [prompt], sampling, stop_token_ids=stops, seed=args.seed, sample_ids=[turn], groups=[0], version=0
+            params, [prompt], sampling, seed=args.seed, sample_ids=[turn], groups=[0], version=0
         )
         print(samples[0].completion, flush=True)
         history.append({"role": "assistant", "content": samples[0].completion})

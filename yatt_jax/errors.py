@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend."""
+"""Errors that are messages to the user, and not faults of the program."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     The message names it and says how to mend it; commands print it without a traceback and exit with status 2.
     """
+
+
+class RunFailure(RuntimeError):
+    """A run that cannot go on; what it has written stays. Commands print it without a traceback and exit with 1."""

@@ -17,7 +17,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from yatt_jax import config as configuration
-from yatt_jax.errors import InputError
+from yatt_jax.errors import InputError, RunFailure
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
@@ -95,6 +95,9 @@ def run() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except RunFailure as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

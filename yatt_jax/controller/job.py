@@ -1,0 +1,329 @@
+"""A job: the models, programs, data and files of one run, and the operations that the loops are written in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from yatt_jax.config import to_dict
+from yatt_jax.controller import rows as row_ops
+from yatt_jax.controller.load import load_weights
+from yatt_jax.controller.plan import Plan
+from yatt_jax.controller.programs import make_programs
+from yatt_jax.controller.update import init_state
+from yatt_jax.data.prompts import PromptSource
+from yatt_jax.errors import RunFailure
+from yatt_jax.io.export import save_folder
+from yatt_jax.parallel.repartition import repartition
+from yatt_jax.report import html
+from yatt_jax.report.console import open_console
+from yatt_jax.report import facts as run_facts
+from yatt_jax.report.metrics import ConsoleSink, JsonlSink, MetricsWriter, grouped, to_floats
+from yatt_jax.report.rundir import RunDir
+from yatt_jax.report.samples import SampleLog
+from yatt_jax.report.sinks import open_optional
+from yatt_jax.report.timeline import Timeline
+from yatt_jax.rewards import Scores, build
+from yatt_jax.rollout.engine import Engine
+from yatt_jax.rollout.sampling import Sampling
+from yatt_jax.types import Metrics, Params, Prompt, PyTree, Rollout, Sample, TrainState
+
+_LOG = logging.getLogger(__name__)
+
+# Held-out samples draw from a seed of their own, so that they never share a random key with training samples.
+EVALUATION_SEED = 1 << 32
+
+
+class Job:
+    """Everything one process needs to run the loops.
+
+    Args:
+      plan: the checked run.
+      workdir: the run directory.
+
+    Raises:
+      InputError: data, rewards or weights that cannot be used.
+    """
+
+    def __init__(self, plan: Plan, workdir: Path):
+        self.plan = plan
+        self.config, self.algo = plan.config, plan.algo
+        config = plan.config
+        # Cheap checks come first: data and rewards before weights, weights before compiling.
+        self.prompts = PromptSource(
+            config.data, plan.tokenizer, prompts_per_step=config.rollout.prompts, seed=config.seed
+        )
+        self.held_out = self.prompts.evaluation(config.evaluation.prompts) if config.evaluation.every else []
+        self.scorer = build(config.rewards, on_error=config.reward_on_error, workers=config.reward_workers)
+        self._exit = contextlib.ExitStack()
+        self.run = RunDir.open(workdir)
+        self._exit.callback(self.run.close)
+        self.run.cut_back(-1)
+        self.run.write_config(to_dict(config), run_facts.gather(self._parameters()))
+        self.timeline = Timeline(self.run)
+        self.console = self._exit.enter_context(open_console())
+        self._exit.callback(self.scorer.close)
+        self.samples = SampleLog(self.run)
+        optional = open_optional(
+            self.run,
+            to_dict(config),
+            tensorboard=config.report.tensorboard,
+            wandb_project=config.report.wandb_project,
+        )
+        self.writer = MetricsWriter([JsonlSink(self.run), ConsoleSink(self.console, config.steps)], optional)
+        self._exit.callback(self.writer.close)
+        self.programs = make_programs(plan)
+        self.states: dict[str, TrainState] = {}
+        self.frozen: dict[str, Params] = {}
+        self._load()
+        self.engine = Engine(
+            plan.models["actor"],
+            plan.tokenizer,
+            plan.rollout,
+            rows=min(config.rollout.rows or plan.rows, max(plan.rows, len(self.held_out))),
+            prompt_buckets=plan.prompt_buckets,
+            max_new_tokens=config.rollout.sampling.max_new_tokens,
+            record_kept=plan.record_kept,
+        )
+        self.first_step = 0
+        self.kl_coef = config.hyper.kl.coef
+        self._updates: list[Metrics] = []
+        self._pending: dict[str, float] = {}
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    def _parameters(self) -> dict[str, int]:
+        return {role: model.parameter_count for role, model in self.plan.models.items()}
+
+    def _load(self) -> None:
+        actor: Params | None = None
+        with self.timeline.phase("load"):
+            for role in ("actor", *(r for r in self.plan.models if r != "actor")):
+                tensors = len(jax.tree.leaves(self.plan.models[role].abstract))
+                with self.console.progress(f"load {role}", tensors) as advance:
+                    params = load_weights(self.plan, role, actor, advance)
+                actor = params if role == "actor" else actor
+                if role in self.algo.TRAINS:
+                    self.states[role] = init_state(params, self.programs.transforms[role], self.plan.train)
+                else:
+                    self.frozen[role] = params
+        if not self.reference_needed:
+            self.frozen.pop("reference", None)
+
+    @property
+    def reference_needed(self) -> bool:
+        """Whether any score of the reference is read."""
+        return "reference" in self.algo.scored_by(self.config.hyper)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The run's sampling parameters, with the model's own stop tokens."""
+        return dataclasses.replace(self.config.rollout.sampling, stop_token_ids=self.plan.stop_token_ids)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A timed phase of a step."""
+        with self.timeline.phase(name), self.console.phase(name):
+            yield
+
+    # What the loops are written in.
+
+    def sample(self, step: int) -> tuple[Rollout, list[Sample]]:
+        """Draws the step's prompts and samples responses with the actor laid out for sampling."""
+        draw = self.prompts.draw()
+        count = self.config.rollout.samples_per_prompt
+        ids = [number * count + i for number in draw.numbers for i in range(count)]
+        prompts = [prompt for prompt in draw.prompts for _ in range(count)]
+        groups = [group for group in range(len(draw.prompts)) for _ in range(count)]
+        return self.generate(prompts, ids, groups, self.sampling, seed=self.config.seed, version=step)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[int],
+        groups: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,
+        version: int,
+    ) -> tuple[Rollout, list[Sample]]:
+        """Samples a response to each prompt with the current actor; see ``Engine.generate``."""
+        actor = self.plan.models["actor"]
+        laid_out = repartition(self.states["actor"].params, actor.axes, self.plan.rollout)
+        return self.engine.generate(
+            laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
+        )
+
+    def reward(self, samples: Sequence[Sample]) -> Scores:
+        """Scores samples on the host; NaN marks an invalid one."""
+        return self.scorer(samples)
+
+    def score(self, role: str, rollout: Rollout) -> PyTree:
+        """A model's scores of placed rows."""
+        params = self.states[role].params if role in self.states else self.frozen[role]
+        return self.programs.score[role](params, rollout, self._temperature)
+
+    @property
+    def _temperature(self) -> jax.Array:
+        return jnp.float32(self.config.rollout.sampling.temperature)
+
+    def place(self, rollout: Rollout, rewards: Scores) -> tuple[Rollout, jax.Array]:
+        """Rows and rewards on the devices, spread over the data shards."""
+        return row_ops.place(self.plan, rollout, rewards.total)
+
+    def prepare(self, rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
+        """The algorithm's batch, and facts about the rollout."""
+        return self.programs.prepare(rollout, rewards, scores, jnp.float32(self.kl_coef))
+
+    def minibatches(self, batch: PyTree, step: int) -> Iterator[PyTree]:
+        """The minibatches of a step: every row once an epoch, in a new order each time."""
+        for indices in row_ops.minibatch_indices(self.plan, self.plan.rows, step):
+            yield self.programs.take(batch, jnp.asarray(indices))
+
+    def update(self, role: str, minibatch: PyTree) -> None:
+        """One optimizer step of a role; its metrics stay on the devices until the step is reported."""
+        state, metrics = self.programs.update[role](self.states[role], minibatch, self._temperature)
+        self.states[role] = state
+        self._updates.append({f"{role}/{name}": value for name, value in metrics.items()})
+
+    def far_enough(self) -> bool:
+        """Whether the policy has moved beyond ``target_kl``, so that the rest of the step's minibatches is dropped."""
+        target = getattr(self.config.hyper, "target_kl", 0.0)
+        if not target or "actor/kl_update" not in self._updates[-1]:
+            return False
+        return to_floats({"kl": self._updates[-1]["actor/kl_update"]})["kl"] > target
+
+    def report(self, step: int, samples: Sequence[Sample], rewards: Scores, batch: PyTree, facts: Metrics) -> None:
+        """Brings the step's metrics to the host and checks them; ``write`` puts them out.
+
+        Raises:
+          RunFailure: too many updates in a row were skipped for a non-finite loss or gradient.
+        """
+        states = {f"{role}/{name}": getattr(state, name) for role, state in self.states.items() for name in _COUNTERS}
+        advantages = mean_advantages(batch)
+        *metrics, counters, advantages = jax.device_get(([facts], self._updates, states, advantages))
+        found = to_floats(metrics[0])
+        updates = to_floats(metrics[1]) if metrics[1] else {}
+        self._updates = []
+        self._adapt(found, len(samples))
+        self._pending |= grouped("rollout", found | reward_metrics(rewards, samples) | self._engine_metrics())
+        self._pending |= grouped("train", updates | self._rates(counters))
+        every = self.config.report.samples_every
+        if every and step % every == 0:
+            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, advantages[: len(samples)])
+        self._check_skipped(counters)
+
+    def write(self, step: int) -> None:
+        """Writes the line of a step: everything gathered since the last one."""
+        tokens = self._pending.pop("rollout/tokens", 0.0)
+        times = self.timeline.seconds()
+        if times.get("time/rollout"):
+            self._pending["rollout/tokens_per_second"] = tokens / times["time/rollout"]
+        self.writer.step(step, self._pending | times)
+        self._pending = {}
+        self.timeline.begin(step + 1)
+
+    def finish(self) -> None:
+        """Exports the actor and writes the page."""
+        if self.config.report.export:
+            with self.phase("export"):
+                actor = self.plan.models["actor"]
+                folder = self.run.path / "export"
+                save_folder(
+                    folder,
+                    actor,
+                    self.states["actor"].params,
+                    self.plan.hf_config,
+                    self.plan.tokenizer,
+                    dtype=self.config.model.dtype,
+                    generation_config=self.plan.generation_config,
+                )
+            self.console.message(f"model written to {folder}; talk to it with: python -m tools.chat {self.run.path}")
+        self.write_page()
+        self.console.message(f"report: {self.run.report_file}")
+
+    def write_page(self) -> None:
+        """Renews report.html from the run directory; a page that cannot be made never stops a run."""
+        try:
+            html.write(self.run)
+        except Exception:
+            _LOG.warning("report.html could not be written; `python -m tools.report` makes it again", exc_info=True)
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Adds figures to the line that is written next."""
+        self._pending |= metrics
+
+    def _adapt(self, found: Mapping[str, float], rows: int) -> None:
+        adapt = getattr(self.algo, "adapt", None)
+        if adapt is not None:
+            self.kl_coef = adapt(self.kl_coef, found, rows, self.config.hyper)
+
+    def _rates(self, counters: Mapping[str, Any]) -> dict[str, float]:
+        rates = {}
+        for role, schedule in self.programs.schedules.items():
+            step = int(counters[f"{role}/step"])
+            rates[f"{role}/learning_rate"] = float(schedule(step))
+            rates[f"{role}/updates"] = float(step)
+            rates[f"{role}/skipped"] = float(counters[f"{role}/skipped"])
+        return rates
+
+    def _engine_metrics(self) -> dict[str, float]:
+        stats = self.engine.stats
+        return {"tokens": float(stats.tokens), "decode_steps": float(stats.steps), "slot_fill": stats.fill}
+
+    def _check_skipped(self, counters: Mapping[str, Any]) -> None:
+        limit = self.config.train.max_skipped
+        for role in self.states:
+            in_row = int(counters[f"{role}/skipped_in_row"])
+            if in_row >= limit:
+                raise RunFailure(
+                    f"{in_row} updates of the {role} in a row had a non-finite loss or gradient "
+                    f"(config.train.max_skipped = {limit}); its weights are those before the first of them. "
+                    "Lower the learning rate, or look at the last samples and their rewards"
+                )
+
+
+_COUNTERS = ("step", "skipped", "skipped_in_row")
+
+
+@jax.jit
+def mean_advantages(batch: PyTree) -> jax.Array:
+    """Mean advantage of each row over its trained tokens."""
+    mask = batch.response_mask
+    return jnp.sum(batch.advantages * mask, axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1.0)
+
+
+def reward_metrics(rewards: Scores, samples: Sequence[Sample]) -> dict[str, float]:
+    """Spread of the rewards, each single reward, and the share of groups whose samples all got the same."""
+    total = np.asarray(rewards.total, np.float64)
+    valid = total[np.isfinite(total)]
+    found = {"reward_std": float(valid.std()) if len(valid) else math.nan}
+    found |= {f"reward/{name}": _mean(values) for name, values in rewards.rewards.items()}
+    found |= {f"reward_invalid/{name}": float(count) for name, count in rewards.invalid.items()}
+    found |= {f"reward_errors/{name}": float(count) for name, count in rewards.errors.items()}
+    groups: dict[int, list[float]] = {}
+    for sample, value in zip(samples, total, strict=True):
+        if math.isfinite(value):
+            groups.setdefault(sample.group, []).append(value)
+    several = [values for values in groups.values() if len(values) > 1]
+    if several:
+        found["groups_without_signal"] = sum(max(v) == min(v) for v in several) / len(several)
+    return found
+
+
+def _mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan

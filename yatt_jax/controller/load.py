@@ -1,0 +1,70 @@
+"""The starting weights of each role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from yatt_jax.controller.plan import Plan
+from yatt_jax.io import hf
+from yatt_jax.models.build import Model
+from yatt_jax.types import Params, PyTree
+
+Progress = Callable[[int], None]
+
+
+def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress | None = None) -> Params:
+    """Reads or makes the parameters of a role, in the training partition.
+
+    A critic or reference without a path of its own starts as a copy of the actor; the critic's value head is then zero.
+
+    Args:
+      plan: the run.
+      role: "actor", "critic" or "reference".
+      actor: the actor's parameters, for roles that start from them.
+      progress: called with the number of tensors read since the last call.
+
+    Raises:
+      InputError: a file that cannot be read.
+    """
+    model, path = plan.models[role], plan.paths[role]
+    choice = plan.config.model
+    if path:
+        loaded, params = hf.load_model(
+            path,
+            model.kind,
+            plan.train,
+            dtype=choice.frozen_dtype if role == "reference" else choice.dtype,
+            compute_dtype=choice.compute_dtype,
+            remat=choice.remat,
+            seed=plan.config.seed,
+            progress=lambda done, total, name: progress(1) if progress else None,
+        )
+        assert loaded.axes == model.axes
+        return params
+    if role == "actor":
+        return model.init(plan.config.seed, plan.train, choice.dtype)
+    assert actor is not None
+    return from_actor(plan, model, actor)
+
+
+def from_actor(plan: Plan, model: Model, actor: Params) -> Params:
+    """A copy of the actor's decoder under the role's head (fresh where the actor has none such)."""
+    shardings = model.shardings(plan.train)
+
+    def copy(actor: PyTree) -> Params:
+        cast = jax.tree.map(lambda x, like: jnp.copy(x).astype(like.dtype), actor["decoder"], model.abstract["decoder"])
+        return {"decoder": cast}
+
+    shared = jax.jit(copy, out_shardings={"decoder": shardings["decoder"]})(actor)
+    if model.kind == "lm":
+        rest = {k: jnp.copy(v).astype(model.abstract[k].dtype) for k, v in actor.items() if k != "decoder"}
+        return shared | rest
+    fresh = {
+        name: jax.tree.map(lambda x, s: jax.device_put(jnp.zeros(x.shape, x.dtype), s), tree, shardings[name])
+        for name, tree in model.abstract.items()
+        if name != "decoder"
+    }
+    return shared | fresh

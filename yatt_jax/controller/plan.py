@@ -1,0 +1,278 @@
+"""What a run will do, worked out and checked before a weight is read or a program compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from transformers import PreTrainedTokenizerBase
+
+from yatt_jax.config import Config, ConfigError, InitConfig, load_algo, to_dict
+from yatt_jax.data import tokenizer as tokenizers
+from yatt_jax.io import hf
+from yatt_jax.models import families
+from yatt_jax.models.build import Model, build
+from yatt_jax.models.config import DecoderConfig
+from yatt_jax.parallel import memory
+from yatt_jax.parallel.partition import Partition, divisors, make_partitions
+from yatt_jax.rollout.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A checked run: the config with everything that follows from it.
+
+    Attributes:
+      algo: the algorithm's module.
+      train: partition for scoring and updates.
+      rollout: partition for sampling.
+      tokenizer: of the actor.
+      stop_token_ids: ids that end a response.
+      hf_config: the actor's config.json, kept for the export.
+      generation_config: its generation_config.json, if it has one.
+      models: role -> the static half of its model.
+      paths: role -> folder or file its weights come from; "" for fresh weights or another role's.
+      record_kept: whether sampling records the support that its filters leave.
+      rows: rows of a step.
+      minibatch_rows: rows of a minibatch.
+      micro: micro-batches of a minibatch.
+      score_micro: the same for scoring the whole step.
+      updates: optimizer steps of each role in the whole run.
+    """
+
+    config: Config
+    algo: types.ModuleType
+    train: Partition
+    rollout: Partition
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any] | None
+    models: dict[str, Model]
+    paths: dict[str, str]
+    record_kept: bool
+    rows: int
+    minibatch_rows: int
+    micro: int
+    score_micro: int
+    updates: dict[str, int]
+
+    @property
+    def prompt_buckets(self) -> tuple[int, ...]:
+        """Padded prompt lengths: doubling from 32, the last one the limit."""
+        limit = self.config.data.max_prompt_tokens
+        doubling = [32 << i for i in range(32) if 32 << i < limit]
+        return (*doubling, limit)
+
+    def memory(self) -> list[memory.Entry]:
+        """Bytes a device holds, by role."""
+        config = self.config
+        tokens = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+        entries: list[memory.Entry] = []
+        for role, model in self.models.items():
+            trained = role in self.algo.TRAINS
+            shape = decoder_shape(model.config)
+            entries += memory.weights(role, model.abstract, model.shardings(self.train), trained=trained)
+            if trained:
+                rows = math.ceil(self.minibatch_rows / self.micro / self.train.row_shards)
+                chunk = config.train.vocab_chunk if model.kind == "lm" else 0
+                entries += memory.activations(role, shape, rows, tokens, chunk, self.train)
+        actor = self.models["actor"]
+        if actor.shardings(self.train) != actor.shardings(self.rollout):
+            held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
+            entries.append(memory.Entry("actor", "weights laid out for sampling", held, "rollout"))
+        sampled = config.rollout.rows or self.rows
+        entries.append(memory.cache(decoder_shape(actor.config), sampled, tokens, self.rollout))
+        return entries
+
+    def describe(self) -> str:
+        """What ``--dry_run`` prints: the resolved config, the models, memory by role and the shape of a step."""
+        config, gib = self.config, 2**30
+        resolved = to_dict(config) | {"parallel": to_dict({"train": self.train.split, "rollout": self.rollout.split})}
+        lines = [json.dumps(resolved, indent=2, ensure_ascii=False), "", "models"]
+        for role, model in self.models.items():
+            source = self.paths[role] or "fresh or copied"
+            lines.append(f"  {role:<10} {model.parameter_count:>15,} parameters   {model.kind:<6} {source}")
+        entries = self.memory()
+        lines += ["", f"memory on each of {self.train.mesh.size} devices, GiB"]
+        lines += [f"  {e.role:<10} {e.bytes / gib:>9.3f}  {e.what} ({e.phase})" for e in entries]
+        lines += [f"  peak in {phase:<8} {held / gib:>9.3f}" for phase, held in memory.peak(entries).items()]
+        sampling = config.rollout.sampling
+        per_rollout = config.hyper.epochs * config.hyper.minibatches
+        lines += [
+            "",
+            f"a step of {config.steps}",
+            f"  prompts {config.rollout.prompts} x {config.rollout.samples_per_prompt} samples = {self.rows} rows, "
+            f"up to {config.data.max_prompt_tokens} + {sampling.max_new_tokens} tokens each",
+            f"  {per_rollout} updates of {self.minibatch_rows} rows in {self.micro} micro-batches "
+            f"over {self.train.row_shards} data shards",
+            f"  train {_split(self.train)}; rollout {_split(self.rollout)}",
+        ]
+        return "\n".join(lines)
+
+
+def _split(partition: Partition) -> str:
+    return " x ".join(f"{k} {v}" for k, v in dataclasses.asdict(partition.split).items())
+
+
+def decoder_shape(config: DecoderConfig) -> memory.DecoderShape:
+    """The sizes that the memory model reads."""
+    names = [f.name for f in dataclasses.fields(memory.DecoderShape)]
+    sizes = {name: getattr(config, name) for name in names if name not in ("itemsize", "remat")}
+    return memory.DecoderShape(**sizes, itemsize=jnp.dtype(config.dtype).itemsize, remat=config.remat == "full")
+
+
+def make_plan(config: Config) -> Plan:
+    """Works a run out and checks it: files exist, axes divide, sizes fit together. Reads no weights.
+
+    Raises:
+      ConfigError: with every fault that was found.
+      InputError: a file that cannot be read.
+    """
+    algo = load_algo(config.algo)
+    try:
+        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    tokenizer = tokenizers.load_tokenizer(config.model.tokenizer or _require_model(config))
+    hf_config, generation_config, models, paths = _models(config, tokenizer)
+    folder = Path(config.model.path) if config.model.path and Path(config.model.path).is_dir() else None
+    own_stops = tokenizers.stop_token_ids(tokenizer, folder)
+    stops = tuple(dict.fromkeys((*config.rollout.sampling.stop_token_ids, *own_stops)))
+    rows = config.rollout.prompts * config.rollout.samples_per_prompt
+    hyper = config.hyper
+    faults = [*_check_axes(models["actor"].config, train, rollout), *_check_lengths(config, hf_config)]
+    if rows % hyper.minibatches:
+        faults.append(
+            f"config.hyper.minibatches = {hyper.minibatches} does not divide the {rows} rows of a step "
+            f"(rollout.prompts x rollout.samples_per_prompt); one of {divisors(rows)} would"
+        )
+    if faults:
+        raise ConfigError("\n".join(faults))
+    minibatch_rows = rows // hyper.minibatches
+    micro_rows = config.train.micro_rows
+    micro = _slices(minibatch_rows, micro_rows, train)
+    score_micro = _slices(rows, config.train.score_rows or micro_rows, train)
+    per_rollout = hyper.epochs * hyper.minibatches
+    return Plan(
+        config=config,
+        algo=algo,
+        train=train,
+        rollout=rollout,
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        hf_config=hf_config,
+        generation_config=generation_config,
+        models=models,
+        paths=paths,
+        record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling),
+        rows=rows,
+        minibatch_rows=minibatch_rows,
+        micro=micro,
+        score_micro=score_micro,
+        updates={
+            "actor": max(1, (config.steps - getattr(hyper, "critic_warmup_steps", 0)) * per_rollout),
+            "critic": config.steps * per_rollout,
+        },
+    )
+
+
+def _slices(rows: int, rows_a_shard: int, partition: Partition) -> int:
+    return math.ceil(rows / (rows_a_shard * partition.row_shards)) if rows_a_shard else 1
+
+
+def _require_model(config: Config) -> str:
+    if not config.model.path:
+        raise ConfigError(
+            "config.model.tokenizer is empty, and so is config.model.path: name a tokenizer for the model from "
+            "scratch, as 'characters:0123456789'"
+        )
+    return config.model.path
+
+
+def _models(
+    config: Config, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, Any], dict[str, Any] | None, dict[str, Model], dict[str, str]]:
+    """The static half of each role's model, and where its weights come from."""
+    choice = config.model
+    compute = {"dtype": choice.compute_dtype, "remat": choice.remat}
+    if choice.path:
+        source = hf.read_folder(choice.path)
+        hf_config, generation_config = source.hf_config, source.generation_config or None
+        decoder = dataclasses.replace(source.config, **compute)
+    else:
+        decoder, hf_config = _fresh(choice.init, tokenizer)
+        generation_config = None
+        decoder = dataclasses.replace(decoder, **compute)
+    paths = {"actor": choice.path, "critic": choice.critic, "reference": choice.reference}
+
+    def shape(path: str) -> DecoderConfig:
+        return dataclasses.replace(hf.read_folder(path).config, **compute) if path else decoder
+
+    models = {
+        "actor": build("lm", decoder, choice.dtype),
+        "critic": build("value", shape(choice.critic), choice.dtype),
+        "reference": build("lm", shape(choice.reference), choice.frozen_dtype),
+    }
+    for role, model in models.items():
+        if model.config.vocab != decoder.vocab:
+            raise ConfigError(
+                f"config.model.{role}: its vocabulary has {model.config.vocab} entries and the actor's "
+                f"{decoder.vocab}; roles must share one tokenizer"
+            )
+    return hf_config, generation_config, models, paths
+
+
+def _fresh(sizes: InitConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[DecoderConfig, dict[str, Any]]:
+    """A decoder of the wanted sizes, with all else as its family has it, and its config.json."""
+    names = [f.name for f in dataclasses.fields(DecoderConfig) if hasattr(sizes, f.name)]
+    decoder = DecoderConfig(vocab=len(tokenizer), **{name: getattr(sizes, name) for name in names})
+    try:
+        written = families.to_hf(sizes.family, decoder, sizes.max_positions)
+    except ValueError as error:
+        raise ConfigError(f"config.model.init: {error}") from error
+    return decoder, written | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+
+
+def _filters(sampling: Sampling) -> bool:
+    return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.min_new_tokens)
+
+
+def _check_axes(config: DecoderConfig, train: Partition, rollout: Partition) -> list[str]:
+    faults = []
+    for partition in (train, rollout):
+        tensor, fsdp, devices = partition.split.tensor, partition.split.fsdp, partition.mesh.size
+        name = f"config.parallel.{partition.name}"
+        both = divisors(math.gcd(config.heads, config.mlp))
+        faults += [
+            f"{name}.tensor = {tensor} does not divide the model's {what} = {size}; "
+            f"one of {[d for d in both if d <= devices]} would"
+            for what, size in (("heads", config.heads), ("mlp", config.mlp))
+            if size % tensor
+        ]
+        if config.kv_heads % tensor and tensor % config.kv_heads:
+            faults.append(
+                f"{name}.tensor = {tensor} and the model's kv_heads = {config.kv_heads}: one must divide the other"
+            )
+        if config.hidden % fsdp:
+            faults.append(
+                f"{name}.fsdp = {fsdp} does not divide the model's hidden = {config.hidden}; "
+                f"one of {[d for d in divisors(config.hidden) if d <= devices]} would"
+            )
+    return faults
+
+
+def _check_lengths(config: Config, hf_config: dict[str, Any]) -> list[str]:
+    total = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+    limit = hf_config.get("max_position_embeddings") or 0
+    if limit and total > limit:
+        return [
+            f"config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens = {total} is longer than the "
+            f"model's {limit} positions"
+        ]
+    return []

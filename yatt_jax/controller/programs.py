@@ -1,0 +1,87 @@
+"""The compiled programs of a job: scoring, preparing, picking a minibatch, updating."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from yatt_jax.controller.optimizer import make_optimizer
+from yatt_jax.controller.plan import Plan
+from yatt_jax.controller.score import make_forward, make_score
+from yatt_jax.controller.update import update
+from yatt_jax.types import Metrics, Params, PyTree, Rollout, TrainState
+
+Update = Callable[[TrainState, PyTree, jax.Array], tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Jitted functions; each compiles once for every padded row length.
+
+    Attributes:
+      score: role -> ``(params, rollout, temperature) -> Logprobs | Values``.
+      prepare: ``(rollout, rewards, scores, kl_coef) -> batch, metrics``.
+      take: ``(batch, indices) -> minibatch``.
+      update: role -> ``(state, minibatch, temperature) -> state, metrics``; the state is donated.
+      transforms: role -> optax transformation.
+      schedules: role -> learning rate by optimizer step.
+    """
+
+    score: dict[str, Callable[[Params, Rollout, jax.Array], PyTree]]
+    prepare: Callable[[Rollout, jax.Array, dict[str, PyTree], jax.Array], tuple[PyTree, Metrics]]
+    take: Callable[[PyTree, jax.Array], PyTree]
+    update: dict[str, Update]
+    transforms: dict[str, Any]
+    schedules: dict[str, Callable[[int], Any]]
+
+
+def make_programs(plan: Plan) -> Programs:
+    """Builds the programs of a run; nothing compiles before the first call."""
+    config, algo, hyper = plan.config, plan.algo, plan.config.hyper
+    capacity = config.rollout.sampling.max_new_tokens
+    forwards = {
+        role: make_forward(
+            model, vocab_chunk=config.train.vocab_chunk, capacity=capacity, row_shards=plan.train.row_shards
+        )
+        for role, model in plan.models.items()
+    }
+    optimizers = {"actor": config.actor_optimizer, "critic": config.critic_optimizer}
+    made = {role: make_optimizer(optimizers[role], plan.updates[role]) for role in algo.TRAINS}
+
+    def prepare(
+        rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree], kl_coef: jax.Array
+    ) -> tuple[PyTree, Metrics]:
+        batch, metrics = algo.prepare(rollout, rewards, scores, hyper, kl_coef)
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, plan.train.rows), batch), metrics
+
+    def take(batch: PyTree, indices: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: jnp.take(x, indices, axis=0), batch)
+
+    def make_update(role: str) -> Update:
+        forward, loss = forwards[role], algo.LOSSES[role]
+
+        def run(state: TrainState, batch: PyTree, temperature: jax.Array) -> tuple[TrainState, Metrics]:
+            with plan.train.active():
+                return update(
+                    state,
+                    batch,
+                    forward=lambda params, rows: forward(params, rows, temperature),
+                    loss=lambda outputs, rows: loss(outputs, rows, hyper),
+                    tx=made[role][0],
+                    micro=plan.micro,
+                )
+
+        return jax.jit(run, donate_argnums=0)
+
+    return Programs(
+        score={role: make_score(forwards[role], plan.train, plan.score_micro) for role in algo.SCORED_BY},
+        prepare=jax.jit(prepare),
+        take=jax.jit(take, out_shardings=plan.train.rows),
+        update={role: make_update(role) for role in algo.TRAINS},
+        transforms={role: tx for role, (tx, _) in made.items()},
+        schedules={role: schedule for role, (_, schedule) in made.items()},
+    )
