@@ -8,6 +8,7 @@ table, is data that the scan reads.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,8 @@ class Cache:
     """Keys and values of the tokens seen so far, by row and slot.
 
     Slot s of row b holds token s of that row: rows are contiguous from slot 0. A token sees the slots up to its own,
-    so a slot past the row's length may hold anything.
+    so a slot past the row's length may hold anything. A decoder takes one cache for all layers, or, with ``blocks``,
+    one for each (L is then 1).
     """
 
     keys: Float[Array, "L B J S K"]
@@ -36,8 +38,8 @@ class Cache:
     def zeros(config: DecoderConfig, rows: int, slots: int, dtype: str | None = None) -> Cache:
         """An empty cache for ``rows`` rows of at most ``slots`` tokens."""
         shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
-        zeros = jnp.zeros(shape, dtype or config.dtype)
-        return Cache(zeros, zeros)
+        dtype = dtype or config.dtype
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))  # two buffers, so that both can be donated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +151,23 @@ class Decoder(nnx.Module):
         x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
         return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
 
+    def unstacked(self) -> tuple[Block, ...]:
+        """The layers as modules of their own.
+
+        A loop that decodes token by token on a CPU takes them out of the stack once, before it starts: there, the scan
+        copies each layer's weights out of the stack at every step, which costs as much as using them.
+        """
+        graph, stacked = nnx.split(self.layers)
+        layers = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(self.config.layers)]
+        return tuple(nnx.merge(graph, layer) for layer in layers)
+
     def __call__(
-        self, inputs: Inputs, cache: Cache | None = None, start_B: Int[Array, "B"] | None = None
-    ) -> tuple[Float[Array, "*B T D"], Cache | None]:
+        self,
+        inputs: Inputs,
+        cache: Cache | tuple[Cache, ...] | None = None,
+        start_B: Int[Array, "B"] | None = None,
+        blocks: tuple[Block, ...] | None = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
         """Runs the stack.
 
         Without a cache, tokens attend to earlier tokens of their segment in the row. With one, the T new tokens of
@@ -161,9 +177,10 @@ class Decoder(nnx.Module):
           inputs: tokens, positions and segments of shape ``[*B, T]``.
           cache: keys and values of what came before; needs exactly one leading axis.
           start_B: first slot of each row's new tokens; 0 when omitted.
+          blocks: layers from ``unstacked`` to run one by one in place of the scan, with a cache for each.
 
         Returns:
-          Hidden states ``[*B, T, D]`` and the new cache.
+          Hidden states ``[*B, T, D]`` and the new cache, of the kind that was given.
         """
         lead, T = inputs.tokens.shape[:-1], inputs.tokens.shape[-1]
         tokens, positions, segments = (a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments))
@@ -176,9 +193,21 @@ class Decoder(nnx.Module):
             visible = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
         else:
             start_B = jnp.zeros(tokens.shape[:1], jnp.int32) if start_B is None else start_B
-            distance = (start_B[:, None] + index)[:, :, None] - jnp.arange(cache.keys.shape[3])
+            slots = jax.tree.leaves(cache)[0].shape[3]
+            distance = (start_B[:, None] + index)[:, :, None] - jnp.arange(slots)
             visible = jnp.ones((1, 1, 1), bool)
         context = _Context(cos, sin, distance, visible, start_B)
+        x = constrain(self.embed(tokens), "rows", None, None)
+        if blocks is None:
+            assert not isinstance(cache, tuple)
+            x, cache = self._scan(x, context, cache)
+        else:
+            assert isinstance(cache, tuple)
+            x, cache = self._unrolled(blocks, x, context, cache)
+        return self.norm(x).reshape(*lead, T, -1), cache
+
+    def _scan(self, x: jax.Array, context: _Context, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
+        config = self.config
         graph, stacked = nnx.split(self.layers)
 
         def step(carry, xs):
@@ -190,9 +219,19 @@ class Decoder(nnx.Module):
         if config.remat == "full":
             step = jax.checkpoint(step, prevent_cse=False)
         per_layer = (jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer), jnp.arange(config.layers))
-        x = constrain(self.embed(tokens), "rows", None, None)
         (x, cache), _ = jax.lax.scan(step, (x, cache), (stacked, *per_layer))
-        return self.norm(x).reshape(*lead, T, -1), cache
+        return x, cache
+
+    def _unrolled(
+        self, blocks: tuple[Block, ...], x: jax.Array, context: _Context, caches: tuple[Cache, ...]
+    ) -> tuple[jax.Array, tuple[Cache, ...]]:
+        new: list[Cache] = []
+        per_layer = zip(blocks, caches, self.config.windows, self.config.rope_of_layer, strict=True)
+        for block, cache, window, rope in per_layer:
+            x, written = block(x, context, jnp.int32(window), jnp.int32(rope), jnp.int32(0), cache)
+            assert written is not None
+            new.append(written)
+        return x, tuple(new)
 
 
 class LanguageModel(nnx.Module):
@@ -205,10 +244,14 @@ class LanguageModel(nnx.Module):
             self.unembedding = weight(rngs, (config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
 
     def __call__(
-        self, inputs: Inputs, cache: Cache | None = None, start_B: Int[Array, "B"] | None = None
-    ) -> tuple[Float[Array, "*B T D"], Cache | None]:
+        self,
+        inputs: Inputs,
+        cache: Cache | tuple[Cache, ...] | None = None,
+        start_B: Int[Array, "B"] | None = None,
+        blocks: tuple[Block, ...] | None = None,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
         """Hidden states; ``logits`` and ``ops.logprobs`` turn them into scores without keeping ``[T, V]``."""
-        return self.decoder(inputs, cache, start_B)
+        return self.decoder(inputs, cache, start_B, blocks)
 
     def output_matrix(self) -> Float[Array, "V D"]:
         """The matrix that maps hidden states to logits."""

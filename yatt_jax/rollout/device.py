@@ -8,8 +8,7 @@ token, the first too, is drawn by the same program. The host decides which promp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,9 @@ from yatt_jax.types import Inputs, Params
 
 # Why a row ended; RUNNING rows have not.
 RUNNING, STOP, LENGTH, INVALID = 0, 1, 2, 3
+
+# One cache for all layers, or one for each.
+Caches: TypeAlias = Cache | tuple[Cache, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -71,27 +73,14 @@ class Rows:
     kept: UInt8[Array, "B N V8"] | None
 
 
-@dataclasses.dataclass(frozen=True)
 class Programs:
-    """The compiled functions of an engine. Each compiles once for every prompt bucket (the cache's size follows it).
+    """The compiled functions of an engine. Each compiles once for every prompt bucket P: the cache's size follows it.
 
-    Attributes:
-      start: ``(prompt_tokens [B, P], lengths [B], seed_words [2], sample_id [B]) -> Rows, Cache``; a length of 0 is an
-        unused row, which counts as ended.
-      prefill: ``(params, cache, prompt_tokens) -> cache``; the cache is donated.
-      decode: ``(params, cache, rows, controls, halt [B], limit) -> cache, rows, steps``; ends the rows in
-        ``halt``, then runs until all rows have ended, at most ``limit`` steps. Cache and rows are donated.
-    """
-
-    start: Callable[..., tuple[Rows, Cache]]
-    prefill: Callable[..., Cache]
-    decode: Callable[..., tuple[Cache, Rows, jax.Array]]
-
-
-def make_programs(
-    model: Model, partition: Partition, *, rows: int, max_new_tokens: int, record_kept: bool, cache_dtype: str | None
-) -> Programs:
-    """Builds the jitted functions of a sampling loop; nothing compiles before the first call.
+    ``start``: ``(prompt_tokens [B, P], lengths [B], seed_words [2], sample_id [B]) -> Rows, Caches``. A length of 0 is
+    an unused row, which counts as ended.
+    ``prefill``: ``(params, caches, prompt_tokens) -> Caches``. The caches given are donated.
+    ``decode``: ``(params, caches, rows, controls, halt [B], limit) -> Caches, Rows, steps``. Ends the rows in ``halt``,
+    then runs until all rows have ended, at most ``limit`` steps. Caches and rows given are donated.
 
     Args:
       model: a language model.
@@ -100,72 +89,111 @@ def make_programs(
       max_new_tokens: capacity N for new tokens.
       record_kept: keep the support of each draw.
       cache_dtype: of keys and values; the compute dtype by default.
+      unroll: take the layers out of their stack for decoding, with a cache for each (see ``Decoder.unstacked``). Needs
+        the weights twice while it decodes; pays on CPUs.
     """
-    config = model.config
 
-    def rows_sharding(shape: tuple[int, ...]) -> jax.sharding.NamedSharding:
-        return partition.sharding(("rows",) + (None,) * (len(shape) - 1), shape)
+    def __init__(
+        self,
+        model: Model,
+        partition: Partition,
+        *,
+        rows: int,
+        max_new_tokens: int,
+        record_kept: bool,
+        cache_dtype: str | None,
+        unroll: bool,
+    ):
+        self._model = model
+        self._partition = partition
+        self._rows = rows
+        self._capacity = max_new_tokens
+        self._record_kept = record_kept
+        self._cache_dtype = cache_dtype
+        self._unroll = unroll
+        self.start = jax.jit(self._start)
+        self.prefill = jax.jit(self._prefill, donate_argnums=1)
+        self.decode = jax.jit(self._decode, donate_argnums=(1, 2))
 
-    def place(tree: Any) -> Any:
-        # The same layout at every program's edge: otherwise a second call would compile again for the first's output.
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows_sharding(x.shape)), tree)
-
-    def place_cache(cache: Cache) -> Cache:
-        axes = (None, "rows", "act_kv_heads", None, None)
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, partition.sharding(axes, x.shape)), cache)
-
-    def start(tokens: jax.Array, lengths: jax.Array, seed_words: jax.Array, sample_id: jax.Array) -> tuple[Rows, Cache]:
+    def _start(
+        self, tokens: jax.Array, lengths: jax.Array, seed_words: jax.Array, sample_id: jax.Array
+    ) -> tuple[Rows, Caches]:
         last = jnp.maximum(lengths - 1, 0)
-        N, V8 = max_new_tokens, -(-config.vocab // 8)
+        B, N, V8 = self._rows, self._capacity, -(-self._model.config.vocab // 8)
         state = Rows(
             token=jnp.take_along_axis(tokens, last[:, None], axis=1)[:, 0],
             position=last,
             count=jnp.zeros_like(last),
             reason=jnp.where(lengths > 0, RUNNING, LENGTH).astype(jnp.int32),
             key=row_keys(seed_words, sample_id),
-            tokens=jnp.zeros((rows, N), jnp.int32),
-            sampled_logprobs=jnp.zeros((rows, N), jnp.float32),
-            plain_logprobs=jnp.zeros((rows, N), jnp.float32),
-            kept=jnp.zeros((rows, N, V8), jnp.uint8) if record_kept else None,
+            tokens=jnp.zeros((B, N), jnp.int32),
+            sampled_logprobs=jnp.zeros((B, N), jnp.float32),
+            plain_logprobs=jnp.zeros((B, N), jnp.float32),
+            kept=jnp.zeros((B, N, V8), jnp.uint8) if self._record_kept else None,
         )
-        return place(state), place_cache(Cache.zeros(config, rows, tokens.shape[1] + N, cache_dtype))
+        return self._place(state), self._empty(tokens.shape[1] + N, by_layer=self._unroll)
 
-    def prefill(params: Params, cache: Cache, tokens: jax.Array) -> Cache:
+    def _prefill(self, params: Params, caches: Caches, tokens: jax.Array) -> Caches:
         # Attention within the prompt alone, not over the empty rest of the cache.
         P = tokens.shape[1]
-        with partition.active():
-            own = place_cache(Cache.zeros(config, rows, P, cache_dtype))
-            positions = jnp.broadcast_to(jnp.arange(P), tokens.shape)
-            _, own = model.bind(params)(Inputs(tokens, positions, jnp.ones_like(tokens)), own)
+        positions = jnp.broadcast_to(jnp.arange(P), tokens.shape)
+        with self._partition.active():
+            lm = self._model.bind(params)
+            _, own = lm(Inputs(tokens, positions, jnp.ones_like(tokens)), self._empty(P, by_layer=False))
         put = lambda buffer, new: jax.lax.dynamic_update_slice(buffer, new, (0,) * new.ndim)  # noqa: E731
-        return place_cache(jax.tree.map(put, cache, own))
+        return self._place_caches(jax.tree.map(put, caches, _by_layer(own) if self._unroll else own))
 
-    def decode(
-        params: Params, cache: Cache, state: Rows, controls: Controls, halt: jax.Array, limit: jax.Array
-    ) -> tuple[Cache, Rows, jax.Array]:
+    def _decode(
+        self, params: Params, caches: Caches, state: Rows, controls: Controls, halt: jax.Array, limit: jax.Array
+    ) -> tuple[Caches, Rows, jax.Array]:
+        lm = self._model.bind(params)
+        blocks = lm.decoder.unstacked() if self._unroll else None
         state = dataclasses.replace(state, reason=jnp.where(halt & (state.reason == RUNNING), STOP, state.reason))
 
-        def more(carry: tuple[Cache, Rows, jax.Array]) -> jax.Array:
+        def more(carry: tuple[Caches, Rows, jax.Array]) -> jax.Array:
             return (carry[2] < limit) & jnp.any(carry[1].reason == RUNNING)
 
-        def step(carry: tuple[Cache, Rows, jax.Array]) -> tuple[Cache, Rows, jax.Array]:
-            cache, state, steps = carry
-            lm = model.bind(params)
-            inputs = Inputs(state.token[:, None], state.position[:, None], jnp.ones((rows, 1), jnp.int32))
-            hidden, cache = lm(inputs, cache, state.position)
+        def step(carry: tuple[Caches, Rows, jax.Array]) -> tuple[Caches, Rows, jax.Array]:
+            caches, state, steps = carry
+            inputs = Inputs(state.token[:, None], state.position[:, None], jnp.ones((self._rows, 1), jnp.int32))
+            hidden, caches = lm(inputs, caches, state.position, blocks)
             logits = constrain(lm.logits(hidden[:, 0]), "rows", "act_vocab")
-            running = state.reason == RUNNING
-            ban = running & (state.count < controls.min_new)
-            banned = jnp.where(ban[:, None], controls.stop_ids, config.vocab)
+            ban = (state.reason == RUNNING) & (state.count < controls.min_new)
+            banned = jnp.where(ban[:, None], controls.stop_ids, self._model.config.vocab)
+            # The key of a token is that of its own position, one past the token that is fed.
             uniform = uniforms(state.key, state.position + 1)
-            choice = select(logits, controls.filters, banned, uniform, record_kept=record_kept)
-            return place_cache(cache), place(_advance(state, controls, choice)), steps + 1
+            choice = select(logits, controls.filters, banned, uniform, record_kept=self._record_kept)
+            return self._place_caches(caches), self._place(_advance(state, controls, choice)), steps + 1
 
-        with partition.active():
-            cache, state, steps = jax.lax.while_loop(more, step, (place_cache(cache), place(state), jnp.int32(0)))
-        return place_cache(cache), place(state), steps
+        carry = self._place_caches(caches), self._place(state), jnp.int32(0)
+        with self._partition.active():
+            caches, state, steps = jax.lax.while_loop(more, step, carry)
+        return self._place_caches(caches), self._place(state), steps
 
-    return Programs(jax.jit(start), jax.jit(prefill, donate_argnums=1), jax.jit(decode, donate_argnums=(1, 2)))
+    # The layout is the same at every program's edge: otherwise the second call would compile for the first's output.
+
+    def _place(self, state: Rows) -> Rows:
+        def pin(x: jax.Array) -> jax.Array:
+            axes = ("rows",) + (None,) * (x.ndim - 1)
+            return jax.lax.with_sharding_constraint(x, self._partition.sharding(axes, x.shape))
+
+        return jax.tree.map(pin, state)
+
+    def _place_caches(self, caches: Caches) -> Caches:
+        def pin(x: jax.Array) -> jax.Array:
+            axes = (None, "rows", "act_kv_heads", None, None)
+            return jax.lax.with_sharding_constraint(x, self._partition.sharding(axes, x.shape))
+
+        return jax.tree.map(pin, caches)
+
+    def _empty(self, slots: int, *, by_layer: bool) -> Caches:
+        cache = Cache.zeros(self._model.config, self._rows, slots, self._cache_dtype)
+        return self._place_caches(_by_layer(cache) if by_layer else cache)
+
+
+def _by_layer(cache: Cache) -> tuple[Cache, ...]:
+    """A cache for each layer, out of one for all."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i : i + 1], cache) for i in range(cache.keys.shape[0]))
 
 
 def _advance(state: Rows, controls: Controls, choice: Choice) -> Rows:

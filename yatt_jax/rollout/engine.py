@@ -93,6 +93,8 @@ class Engine:
       record_kept: return ``Rollout.kept``, V / 8 bytes a token; nothing is spent on it otherwise.
       chunk: decode steps between two looks of the host, when stop strings or progress ask for it.
       cache_dtype: of keys and values; the model's compute dtype by default.
+      unroll: decode with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
+        of a second copy of the weights while decoding.
       progress: called as sampling proceeds.
     """
 
@@ -108,6 +110,7 @@ class Engine:
         record_kept: bool = False,
         chunk: int = 16,
         cache_dtype: str | None = None,
+        unroll: bool | None = None,
         progress: Callable[[Progress], None] | None = None,
     ):
         if model.kind != "lm":
@@ -129,13 +132,14 @@ class Engine:
         self._tokenizer = tokenizer
         self._progress = progress
         self._compiled: set[int] = set()
-        self._programs = device.make_programs(
+        self._programs = device.Programs(
             model,
             partition,
             rows=self.rows,
             max_new_tokens=max_new_tokens,
             record_kept=record_kept,
             cache_dtype=cache_dtype,
+            unroll=partition.mesh.devices.flat[0].platform == "cpu" if unroll is None else unroll,
         )
 
     def generate(
