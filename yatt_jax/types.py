@@ -190,7 +190,7 @@ class Sample:
       prompt: the prompt it answers; ``prompt.columns`` holds the record's further columns.
       completion: decoded response without special tokens, cut before a stop string.
       tokens: sampled ids, the stop token included.
-      finish: "stop" (stop token), "stop_string" or "length".
+      finish: "stop" (stop token), "stop_string", "length", or "invalid" (the logits were NaN or infinite).
       sample_id: unique in the run.
       group: rows that answer the same prompt share it.
     """
