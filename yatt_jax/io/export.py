@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
+from yatt_jax.errors import InputError
 from yatt_jax.io.safetensors_folder import INDEX, SINGLE
 from yatt_jax.models.build import Model
 from yatt_jax.models.families import family
@@ -30,7 +31,7 @@ _MARK = {"format": "pt", "written_by": "yatt_jax"}
 _NO_TOKEN_CLASSIFIER = ("gemma3_text",)
 
 
-class ExportError(ValueError):
+class ExportError(InputError):
     """A folder that cannot be written; the message says why and what to do."""
 
 

@@ -7,10 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
+from yatt_jax.errors import InputError
+
 Slices = tuple[slice, ...]
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A model folder or file that cannot be read; the message names file and tensor, and how to mend it."""
 
 

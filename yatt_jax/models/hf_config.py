@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from yatt_jax.errors import InputError
 from yatt_jax.models.config import DecoderConfig, Rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -48,7 +49,7 @@ _UNSUPPORTED = {
 }
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A config.json that cannot be followed; the message names the key."""
 
 
