@@ -165,6 +165,17 @@ def test_live_view_shows_steps_and_messages() -> None:
     assert "nothing" not in text
 
 
+def test_live_panels_group_metrics_by_what_they_belong_to() -> None:
+    out = Terminal()
+    with LiveConsole(out) as console:
+        console.step(
+            1, 3, {"train/actor/loss": 1.0, "train/critic/loss": 2.0, "time/rollout/decode": 4.0, "loose": 3.0}
+        )
+    view = out.getvalue()
+    for expected in ("train/actor", "train/critic", "rollout/decode", "loose", "4.0 s"):
+        assert expected in view
+
+
 def test_log_lines_do_not_tear_the_live_view_and_handlers_are_given_back() -> None:
     out, before = Terminal(), sys.stderr
     logger, handler = logging.getLogger("test-live"), logging.StreamHandler(sys.stderr)

@@ -25,7 +25,7 @@ from yatt_jax.report.console import Advance, Eta
 from yatt_jax.report.samples import Record, pick, shown_prompt
 from yatt_jax.report.text import duration, headlines, number, one_line, sparkline
 
-_GROUPS = ("rollout", "train", "eval", "time")
+_GROUPS = ("rollout", "train", "train/actor", "train/critic", "eval", "time")  # the order of the panels
 _HISTORY = 16
 
 
@@ -51,6 +51,7 @@ class LiveConsole:
         )
         self._step_bar = self._steps.add_task("steps", total=None, left="", visible=False)
         self._history: dict[str, collections.deque[float]] = {}
+        self._tables = Columns()  # replaced as a whole, because another thread draws it
         self._eta = Eta()
         # Bars come first: what does not fit on the screen is cut from below.
         self._live = Live(Group(), console=self._rich, refresh_per_second=4, get_renderable=self._view)
@@ -97,6 +98,7 @@ class LiveConsole:
         took, left = self._eta.step(step, total, metrics.get("time/step"))
         for name, value in metrics.items():
             self._history.setdefault(name, collections.deque(maxlen=_HISTORY)).append(value)
+        self._tables = self._draw()
         remaining = f"{duration(took)} a step, eta {duration(left)}" if step < total else "done"
         self._steps.update(self._step_bar, completed=step, total=total, left=remaining, visible=True)
         line = Text(f"step {step}/{total}", style="bold")
@@ -131,13 +133,17 @@ class LiveConsole:
         self._rich.print(table)
 
     def _view(self) -> Group:
-        panels = []
-        groups = [*_GROUPS, *sorted({n.partition("/")[0] for n in self._history} - set(_GROUPS))]
-        for group in groups:
-            names = [n for n in self._history if n.startswith(group + "/")]
-            if names:
-                panels.append(Panel(self._table(group, names), title=group, border_style="dim", padding=(0, 1)))
-        return Group(self._steps, self._bars, Columns(panels))
+        return Group(self._steps, self._bars, self._tables)
+
+    def _draw(self) -> Columns:
+        groups: dict[str, list[str]] = {group: [] for group in _GROUPS}
+        for name in self._history:
+            groups.setdefault(_group(name), []).append(name)
+        shown = {group: names for group, names in groups.items() if names}
+        return Columns(
+            Panel(self._table(group, names), title=escape(group), border_style="dim", padding=(0, 1))
+            for group, names in shown.items()
+        )
 
     def _table(self, group: str, names: Sequence[str]) -> Table:
         table = Table.grid(padding=(0, 1))
@@ -145,11 +151,17 @@ class LiveConsole:
             values = list(self._history[name])
             value = duration(values[-1]) if group == "time" else number(values[-1])
             table.add_row(
-                Text(name[len(group) + 1 :], style="dim"),
+                Text(name.removeprefix(group + "/"), style="dim"),
                 Text(value, justify="right"),
                 Text(sparkline(values), style="cyan"),
             )
         return table
+
+
+def _group(name: str) -> str:
+    """The panel of a metric: "rollout" of rollout/reward, "train/actor" of train/actor/loss."""
+    parts = name.split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 and parts[0] != "time" else parts[0]
 
 
 def _signed(value: float | None) -> Text:
