@@ -224,11 +224,11 @@ def _floor(
     _, N, K = x_BNK.shape
     usable = jnp.isfinite(top) & ~greedy
     none = jnp.full_like(top, -jnp.inf)
-    just_below = jnp.nextafter(top, none)
+    just_below = _below(top)
 
     def by_top_k() -> jax.Array:
         # Every block has an entry at or above the smallest block maximum: a first bound where k is at most N.
-        smallest = jnp.nextafter(jnp.min(jnp.max(x_BNK, axis=2), axis=1), none)
+        smallest = _below(jnp.min(jnp.max(x_BNK, axis=2), axis=1))
         low = jnp.where(filters.top_k <= N, smallest, -jnp.inf)
         active = usable & _has_top_k(filters, N * K)
         count = lambda t: jnp.sum((x_BNK > t[:, None, None]).astype(jnp.float32), axis=(1, 2))  # noqa: E731
@@ -250,7 +250,7 @@ def _floor(
         return jnp.where(active, jnp.maximum(below, floor), floor)
 
     floor = jax.lax.cond(jnp.any(filters.top_p < 1), by_top_p, lambda: floor)
-    by_min_p = jnp.nextafter(top + scale * jnp.log(filters.min_p), none)
+    by_min_p = _below(top + scale * jnp.log(filters.min_p))
     floor = jnp.where(usable & (filters.min_p > 0), jnp.maximum(floor, by_min_p), floor)
     return jnp.where(usable, jnp.minimum(floor, just_below), none)
 
@@ -300,6 +300,12 @@ def _search(
     done = ~active | (above_low < target) | finished(low, high, above_low, above_high)
     state = (jnp.int32(0), low, high, above_low, above_high, done)
     return jax.lax.while_loop(lambda s: ~jnp.all(s[-1]), step, state)[1]
+
+
+def _below(x: Float[Array, "B"]) -> Float[Array, "B"]:
+    """The next lower number that compares as lower: hardware may take denormal numbers for 0."""
+    tiny = jnp.finfo(jnp.float32).tiny
+    return jnp.where(jnp.abs(x) < tiny, -tiny, jnp.nextafter(x, jnp.full_like(x, -jnp.inf)))
 
 
 def _ordered(x: Float[Array, "B"]) -> Int[Array, "B"]:
