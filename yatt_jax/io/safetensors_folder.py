@@ -48,7 +48,7 @@ class SafetensorsFolder:
         if index.is_file():
             self._open_indexed(index)
         else:
-            self._open(_only_file(folder))
+            self._open(_only_file(folder).name)
 
     def _open_indexed(self, index: Path) -> None:
         weight_map = read_json(index).get("weight_map")
@@ -60,12 +60,13 @@ class SafetensorsFolder:
                     f"{index}: tensor {tensor} is said to lie in {file}, which is not in the folder; copy that file too"
                 )
         for file in sorted(set(weight_map.values())):
-            self._open(self._folder / file)
+            self._open(file)
         for tensor, file in weight_map.items():
-            if self._file_of.get(tensor) is None:
+            if self._file_of.get(tensor) != file:
                 raise CheckpointError(f"{index}: tensor {tensor} is said to lie in {file}, which does not hold it")
 
-    def _open(self, path: Path) -> None:
+    def _open(self, file: str) -> None:
+        path = self._folder / file
         try:
             handle = safe_open(path, "numpy").__enter__()
         except (SafetensorError, OSError) as error:
@@ -77,8 +78,8 @@ class SafetensorsFolder:
                 raise CheckpointError(
                     f"{path}: tensor {name} is also in {self._file_of[name]}; remove one of the files"
                 )
-            self._file_of[name] = path.name
-        self._files[path.name] = handle
+            self._file_of[name] = file
+        self._files[file] = handle
 
     def names(self) -> Sequence[str]:
         """Every tensor of the folder."""
