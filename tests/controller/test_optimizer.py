@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,12 @@ from yatt_jax.models.build import build
 from yatt_jax.models.config import DecoderConfig
 
 
+def optimizer(**options) -> Any:
+    return make_optimizer(OptimizerConfig(schedule="constant", **options), 10)[0]
+
+
 def rates(total: int, **options) -> list[float]:
-    schedule = make_schedule(OptimizerConfig(lr=1.0, **options), total)
+    schedule: Any = make_schedule(OptimizerConfig(lr=1.0, **options), total)
     return [float(schedule(step)) for step in range(total + 2)]
 
 
@@ -37,7 +43,9 @@ def test_warmup_starts_above_zero_and_ends_at_the_peak():
 
 
 def test_the_schedule_follows_the_steps_that_were_taken():
-    tx, schedule = make_optimizer(OptimizerConfig(name="sgd", lr=1.0, schedule="linear", b1=0.0, clip_norm=0.0), 4)
+    config = OptimizerConfig(name="sgd", lr=1.0, schedule="linear", b1=0.0, clip_norm=0.0)
+    made: Any = make_optimizer(config, 4)
+    tx, schedule = made
     params = {"w": jnp.zeros(())}
     state = tx.init(params)
     for step in range(4):
@@ -46,9 +54,8 @@ def test_the_schedule_follows_the_steps_that_were_taken():
 
 
 def test_adam_by_hand():
-    config = OptimizerConfig(lr=0.1, schedule="constant", b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.01, clip_norm=0.0)
-    tx, _ = make_optimizer(config, 10)
-    params = {"w": jnp.array([2.0]), "bias": jnp.array([2.0])}
+    tx = optimizer(lr=0.1, b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.01, clip_norm=0.0)
+    params: Any = {"w": jnp.array([2.0]), "bias": jnp.array([2.0])}
     state = tx.init(params)
     m = v = 0.0
     weight = bias = 2.0
@@ -63,8 +70,7 @@ def test_adam_by_hand():
 
 
 def test_clipping_limits_the_global_norm():
-    config = OptimizerConfig(name="sgd", lr=1.0, schedule="constant", b1=0.0, clip_norm=1.0)
-    tx, _ = make_optimizer(config, 10)
+    tx = optimizer(name="sgd", lr=1.0, b1=0.0, clip_norm=1.0)
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
     updates, _ = tx.update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, tx.init(params), params)
     np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [-0.6, -0.8], atol=1e-6)
@@ -73,8 +79,7 @@ def test_clipping_limits_the_global_norm():
 
 
 def test_momentum_of_sgd():
-    config = OptimizerConfig(name="sgd", lr=1.0, schedule="constant", b1=0.5, clip_norm=0.0)
-    tx, _ = make_optimizer(config, 10)
+    tx = optimizer(name="sgd", lr=1.0, b1=0.5, clip_norm=0.0)
     params = {"w": jnp.zeros(())}
     state = tx.init(params)
     for expected in (-1.0, -1.5, -1.75):

@@ -17,7 +17,7 @@ def test_estimators(estimator, expected):
 def test_k3_is_exact_near_zero_and_finite_far_away():
     d = jnp.float32(1e-3)
     assert float(kl(d, jnp.float32(0.0), "k3")) == pytest.approx(4.998333e-07, rel=1e-2)
-    value, slope = jax.value_and_grad(lambda x: kl(x, 0.0, "k3"))(-1e4)
+    value, slope = jax.value_and_grad(lambda x: kl(x, jnp.float32(0.0), "k3"))(-1e4)
     assert jnp.isfinite(value)
     assert jnp.isfinite(slope)
 
