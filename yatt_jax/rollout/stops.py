@@ -13,7 +13,7 @@ class Tokenizer(Protocol):
     """What the sampling loop needs of a Hugging Face tokenizer."""
 
     @property
-    def all_special_tokens(self) -> list[str]:
+    def all_special_tokens(self) -> Sequence[str]:
         """Texts of the special tokens."""
         ...
 
