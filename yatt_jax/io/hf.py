@@ -15,7 +15,7 @@ from yatt_jax.io.gguf import GgufTensors, hf_config
 from yatt_jax.io.gguf_file import GgufFile
 from yatt_jax.io.safetensors_folder import SafetensorsFolder, read_json
 from yatt_jax.io.tensors import CheckpointError, TensorSource
-from yatt_jax.models.build import Kind, Model, build
+from yatt_jax.models.build import Kind, Model, assemble, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.models.families import family, from_hf
 from yatt_jax.models.hf_config import ConfigError
@@ -137,7 +137,7 @@ def load_model(
         if leaf.path in found:
             params[leaf.path] = reader.read(leaf, found[leaf.path], dtype, shardings[leaf.path])
         else:
-            params[leaf.path] = _fresh_head(leaf, kind, dtype, seed, shardings[leaf.path])
+            params[leaf.path] = model.draw(leaf.path, seed, dtype, shardings[leaf.path])
     return model, unflatten(params)
 
 
@@ -243,16 +243,7 @@ class _Reader:
 
     def read(self, leaf: Leaf, names: Sequence[str], dtype: str, sharding: jax.sharding.Sharding) -> jax.Array:
         """One parameter; a host holds its own devices' parts of one parameter at a time."""
-        parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
-
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            index = index or ()
-            bounds = tuple(s.indices(size)[:2] for s, size in zip(index, leaf.shape, strict=True))
-            if bounds not in parts:  # devices that hold copies share one read
-                parts[bounds] = self._part(leaf, names, dtype, tuple(slice(*bound) for bound in bounds))
-            return parts[bounds]
-
-        return jax.make_array_from_callback(leaf.shape, sharding, part)
+        return assemble(leaf.shape, sharding, lambda slices: self._part(leaf, names, dtype, slices))
 
     def _part(self, leaf: Leaf, names: Sequence[str], dtype: str, slices: tuple[slice, ...]) -> np.ndarray:
         result = np.empty([s.stop - s.start for s in slices], jax.numpy.dtype(dtype))
@@ -273,14 +264,3 @@ class _Reader:
             self._seen.add(name)
             if self._progress is not None:
                 self._progress(len(self._seen), self._total, name)
-
-
-def _fresh_head(leaf: Leaf, kind: Kind, dtype: str, seed: int, sharding: jax.sharding.Sharding) -> jax.Array:
-    """A head that no checkpoint holds: zero, or a reward kernel from N(0, 1/sqrt(D + 1))."""
-    if kind == "reward" and leaf.path == "head/kernel":
-        scale = (leaf.shape[0] + 1) ** -0.5
-        values = np.asarray(scale * jax.random.normal(jax.random.key(seed), leaf.shape))
-    else:
-        values = np.zeros(leaf.shape)
-    values = values.astype(jax.numpy.dtype(dtype))
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: values[index or ()])

@@ -60,13 +60,13 @@ class _Context:
 class Attention(nnx.Module):
     """Self-attention of one layer."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         D, H, J, K = config.hidden, config.heads, config.kv_heads, config.head_dim
         self.config = config
-        self.q = Projection(rngs, (D,), (H, K), ("embed", "heads", None), bias=config.qkv_bias)
-        self.k = Projection(rngs, (D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
-        self.v = Projection(rngs, (D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
-        self.o = Projection(rngs, (H, K), (D,), ("heads", None, "embed"), bias=config.out_bias)
+        self.q = Projection((D,), (H, K), ("embed", "heads", None), bias=config.qkv_bias)
+        self.k = Projection((D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
+        self.v = Projection((D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
+        self.o = Projection((H, K), (D,), ("heads", None, "embed"), bias=config.out_bias)
         self.q_norm = RMSNorm(K, config) if config.qk_norm else None
         self.k_norm = RMSNorm(K, config) if config.qk_norm else None
 
@@ -117,11 +117,11 @@ def write(cache: Cache, layer: jax.Array, start_B: jax.Array, k_BJTK: jax.Array,
 class Block(nnx.Module):
     """Attention and MLP with their norms and residual connections."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         self.attention_norm = RMSNorm(config.hidden, config)
-        self.attention = Attention(config, rngs)
+        self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.hidden, config)
-        self.mlp = MLP(config, rngs)
+        self.mlp = MLP(config)
         self.post_attention_norm = RMSNorm(config.hidden, config) if config.post_norms else None
         self.post_mlp_norm = RMSNorm(config.hidden, config) if config.post_norms else None
 
@@ -139,11 +139,11 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """The stack: tokens in, hidden states after the final norm out."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         self.config = config
         # Tables start at 1/sqrt(D) for the output side; families with embed_scale multiply by sqrt(D) going in.
-        self.embedding = weight(rngs, (config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
-        self.layers = nnx.vmap(lambda r: Block(config, r), in_axes=0, out_axes=0)(rngs.split(config.layers))
+        self.embedding = weight((config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
+        self.layers = nnx.vmap(lambda: Block(config), out_axes=0, axis_size=config.layers)()
         self.norm = RMSNorm(config.hidden, config)
 
     def embed(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
@@ -237,11 +237,11 @@ class Decoder(nnx.Module):
 class LanguageModel(nnx.Module):
     """Decoder with an output matrix over the vocabulary."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         self.config = config
-        self.decoder = Decoder(config, rngs)
+        self.decoder = Decoder(config)
         if not config.tied:
-            self.unembedding = weight(rngs, (config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
+            self.unembedding = weight((config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
 
     def __call__(
         self,
@@ -272,12 +272,10 @@ class ScalarModel(nnx.Module):
     kernel from N(0, 1/sqrt(D + 1)), bias 0.
     """
 
-    def __init__(
-        self, config: DecoderConfig, rngs: nnx.Rngs, *, labels: int = 1, bias: bool = True, head_scale: float = 0.0
-    ):
+    def __init__(self, config: DecoderConfig, *, labels: int = 1, bias: bool = True, head_scale: float = 0.0):
         self.config = config
-        self.decoder = Decoder(config, rngs)
-        self.head = Projection(rngs, (config.hidden,), (labels,), (None, None), bias=bias, scale=head_scale)
+        self.decoder = Decoder(config)
+        self.head = Projection((config.hidden,), (labels,), (None, None), bias=bias, scale=head_scale)
 
     def __call__(self, inputs: Inputs) -> Float[Array, "*B T Y"]:
         """Head outputs at every token, ``[*B, T, labels]``, float32."""

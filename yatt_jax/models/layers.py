@@ -21,14 +21,22 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: float) -> nnx.Param[jax.Array]:
-    """A float32 parameter drawn from N(0, scale^2); ``axes`` names its dimensions for the partition rules."""
-    return nnx.Param(scale * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
+def weight(shape: tuple[int, ...], axes: tuple[str | None, ...], scale: float) -> nnx.Param[jax.Array]:
+    """A float32 parameter that ``Model.init`` draws from N(0, scale^2).
+
+    Modules are only ever built abstractly (``build``), so the zeros here are never allocated.
+
+    Args:
+      shape: sizes.
+      axes: names of the dimensions, for the partition rules.
+      scale: standard deviation at the start.
+    """
+    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes, start=(0.0, scale))
 
 
 def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param[jax.Array]:
     """A float32 parameter that starts at a constant."""
-    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
+    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes, start=(value, 0.0))
 
 
 class RMSNorm(nnx.Module):
@@ -129,7 +137,6 @@ class Projection(nnx.Module):
 
     def __init__(
         self,
-        rngs: nnx.Rngs,
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
         axes: tuple[str | None, ...],
@@ -139,7 +146,7 @@ class Projection(nnx.Module):
     ):
         self.contract = len(inputs)
         fan_in = math.prod(inputs)
-        self.kernel = weight(rngs, inputs + outputs, axes, 1 / math.sqrt(fan_in) if scale is None else scale)
+        self.kernel = weight(inputs + outputs, axes, 1 / math.sqrt(fan_in) if scale is None else scale)
         self.bias = constant(0.0, outputs, axes[len(inputs) :]) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -153,12 +160,12 @@ class Projection(nnx.Module):
 class MLP(nnx.Module):
     """Gated MLP (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
 
-    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig):
         D, F, bias = config.hidden, config.mlp, config.mlp_bias
         self.activation = config.activation
-        self.gate = Projection(rngs, (D,), (F,), ("embed", "mlp"), bias=bias)
-        self.up = Projection(rngs, (D,), (F,), ("embed", "mlp"), bias=bias)
-        self.down = Projection(rngs, (F,), (D,), ("mlp", "embed"), bias=bias)
+        self.gate = Projection((D,), (F,), ("embed", "mlp"), bias=bias)
+        self.up = Projection((D,), (F,), ("embed", "mlp"), bias=bias)
+        self.down = Projection((F,), (D,), ("mlp", "embed"), bias=bias)
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The output in the dtype of x."""
