@@ -7,7 +7,7 @@
 # Each creates .venv and installs what it needs; a second time nothing is installed until pyproject.toml changes.
 #
 #   ARGS      further flags of the run or of pytest: make quickstart ARGS="--config.seed=1", make test ARGS=tests/ops
-#   WORKDIR   where the quickstart writes
+#   WORKDIR   where the quickstart writes; by default the first free one of runs/quickstart, runs/quickstart-2, ...
 #   WORKERS   processes that run tests
 #   PYTHON    the interpreter .venv is made with, 3.11 or newer
 
@@ -15,7 +15,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-WORKDIR ?= runs/quickstart
+WORKDIR ?= $(shell d=runs/quickstart; n=1; while [ -e $$d ]; do n=$$((n + 1)); d=runs/quickstart-$$n; done; echo $$d)
 WORKERS ?= 2
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
@@ -33,6 +33,7 @@ installed = $(VENV)/.installed-$(1)
 help:
 	@awk '!/^#/ { exit } { sub(/^# ?/, ""); print }' Makefile
 
+quickstart: WORKDIR := $(WORKDIR)
 quickstart: $(call installed,demo) | $(MODEL)
 	$(BIN)/python -m yatt_jax.main --config=configs/ppo_smollm2.py --workdir=$(WORKDIR) $(ARGS)
 	@echo

@@ -8,7 +8,6 @@ dataclass checks its own ranges. Below ``main`` nothing reads a ConfigDict.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import types
 import typing
@@ -19,7 +18,7 @@ from ml_collections import ConfigDict
 
 from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.data.prompts import DataConfig
-from yatt_jax.errors import InputError
+from yatt_jax.errors import InputError, nearest
 from yatt_jax.parallel.partition import Split
 from yatt_jax.rewards import RewardSpec
 from yatt_jax.rollout.sampling import Sampling
@@ -245,12 +244,6 @@ def load_algo(name: str) -> types.ModuleType:
 
         known = sorted(module.name for module in pkgutil.iter_modules(yatt_jax.algos.__path__))
         raise ConfigError(f"algo = {name!r}: no such algorithm{nearest(name, known)}; there are {known}") from None
-
-
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no name is near."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def default_config(algo: str = "ppo") -> ConfigDict:

@@ -1,5 +1,10 @@
 """Errors that are messages to the user, and not faults of the program."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Something given to the program is wrong: a key, a file, a record.
@@ -10,3 +15,9 @@ class InputError(ValueError):
 
 class RunFailure(RuntimeError):
     """A run that cannot go on; what it has written stays. Commands print it without a traceback and exit with 1."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest known name, or nothing where none is near; to end a message with."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""

@@ -6,7 +6,6 @@ after a finished run, 2 for bad input (the message says what and how to mend it)
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -17,13 +16,14 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from yatt_jax import config as configuration
-from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.errors import InputError, RunFailure, nearest
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
     "config", None, "Config file, with a variant after a colon if it has any.", lock_config=True
 )
 flags.DEFINE_string("workdir", None, "Where the run writes: metrics, samples, report.html, the exported model.")
+flags.DEFINE_bool("overwrite", False, "Discard an earlier run in --workdir and start anew.")
 flags.DEFINE_bool("dry_run", False, "Print the resolved config, sizes and memory by role, and stop.")
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     if FLAGS.dry_run:
         print(plan.describe())
         return
-    with Job(plan, Path(FLAGS.workdir)) as job:
+    with Job(plan, Path(FLAGS.workdir), overwrite=FLAGS.overwrite) as job:
         train(job)
 
 
@@ -63,11 +63,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
     try:
         return FLAGS(argv)
     except flags.Error as error:
-        raise configuration.ConfigError(_with_nearest_flag(str(error))) from error
+        raise configuration.ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise configuration.ConfigError(f"--config: {_first_line(error)}") from error
     except (FileNotFoundError, IsADirectoryError) as error:
-        near = _nearest_config(str(error.filename or error))
+        near = nearest(str(error.filename or error), [str(p) for p in Path("configs").glob("*.py")])
         raise configuration.ConfigError(f"--config: {_first_line(error)}{near}") from error
     except SyntaxError as error:
         raise configuration.ConfigError(f"--config: {error.filename}, line {error.lineno}: {error.msg}") from error
@@ -76,16 +76,6 @@ def _parse_flags(argv: list[str]) -> list[str]:
 def _first_line(error: BaseException) -> str:
     text = str(error.args[0]) if error.args and not isinstance(error, OSError) else str(error)
     return re.sub(r"\s+", " ", text).strip()
-
-
-def _nearest_config(path: str) -> str:
-    known = sorted(str(p) for p in Path("configs").glob("*.py"))
-    found = difflib.get_close_matches(path, known, n=1)
-    return f" (did you mean {found[0]!r}?)" if found else f"; configs here: {known}" if known else ""
-
-
-def _with_nearest_flag(message: str) -> str:
-    return message.replace("FATAL Flags parsing error:", "").strip()
 
 
 def run() -> None:

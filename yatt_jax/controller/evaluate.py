@@ -23,7 +23,8 @@ def evaluate(job: Job, step: int) -> None:
     with job.phase("evaluate"):
         sampling = dataclasses.replace(job.sampling, temperature=settings.temperature)
         ids = list(range(len(job.held_out)))
-        _, samples = job.generate(job.held_out, ids, ids, sampling, seed=job.config.seed + EVALUATION_SEED, version=step)
+        seed = job.config.seed + EVALUATION_SEED
+        _, samples = job.generate(job.held_out, ids, ids, sampling, seed=seed, version=step)
         rewards = job.reward(samples)
     records = job.samples.write(step, "eval", samples, rewards.total, rewards.rewards)
     valid = np.asarray(rewards.total, np.float64)

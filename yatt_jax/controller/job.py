@@ -21,12 +21,12 @@ from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.programs import make_programs
 from yatt_jax.controller.update import init_state
 from yatt_jax.data.prompts import PromptSource
-from yatt_jax.errors import RunFailure
+from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.io.export import save_folder
 from yatt_jax.parallel.repartition import repartition
+from yatt_jax.report import facts as run_facts
 from yatt_jax.report import html
 from yatt_jax.report.console import open_console
-from yatt_jax.report import facts as run_facts
 from yatt_jax.report.metrics import ConsoleSink, JsonlSink, MetricsWriter, grouped, to_floats
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.samples import SampleLog
@@ -49,12 +49,13 @@ class Job:
     Args:
       plan: the checked run.
       workdir: the run directory.
+      overwrite: discard an earlier run that is there.
 
     Raises:
-      InputError: data, rewards or weights that cannot be used.
+      InputError: data, rewards or weights that cannot be used, or a run directory that holds a run.
     """
 
-    def __init__(self, plan: Plan, workdir: Path):
+    def __init__(self, plan: Plan, workdir: Path, *, overwrite: bool = False):
         self.plan = plan
         self.config, self.algo = plan.config, plan.algo
         config = plan.config
@@ -67,7 +68,7 @@ class Job:
         self._exit = contextlib.ExitStack()
         self.run = RunDir.open(workdir)
         self._exit.callback(self.run.close)
-        self.run.cut_back(-1)
+        self._start_anew(overwrite)
         self.run.write_config(to_dict(config), run_facts.gather(self._parameters()))
         self.timeline = Timeline(self.run)
         self.console = self._exit.enter_context(open_console())
@@ -79,7 +80,7 @@ class Job:
             tensorboard=config.report.tensorboard,
             wandb_project=config.report.wandb_project,
         )
-        self.writer = MetricsWriter([JsonlSink(self.run), ConsoleSink(self.console, config.steps)], optional)
+        self.writer = MetricsWriter([JsonlSink(self.run)], [ConsoleSink(self.console, config.steps), *optional])
         self._exit.callback(self.writer.close)
         self.programs = make_programs(plan)
         self.states: dict[str, TrainState] = {}
@@ -105,13 +106,22 @@ class Job:
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
+    def _start_anew(self, overwrite: bool) -> None:
+        last = self.run.last_step()
+        if last is not None and not overwrite:
+            raise InputError(
+                f"{self.run.path}: holds a run of {last} steps; name another --workdir, or discard it with --overwrite"
+            )
+        self.run.cut_back(-1)
+
     def _parameters(self) -> dict[str, int]:
         return {role: model.parameter_count for role, model in self.plan.models.items()}
 
     def _load(self) -> None:
         actor: Params | None = None
         with self.timeline.phase("load"):
-            for role in ("actor", *(r for r in self.plan.models if r != "actor")):
+            needed = {*self.algo.TRAINS, *self.algo.scored_by(self.config.hyper)}
+            for role in ("actor", *sorted(needed - {"actor"})):
                 tensors = len(jax.tree.leaves(self.plan.models[role].abstract))
                 with self.console.progress(f"load {role}", tensors) as advance:
                     params = load_weights(self.plan, role, actor, advance)
@@ -120,13 +130,6 @@ class Job:
                     self.states[role] = init_state(params, self.programs.transforms[role], self.plan.train)
                 else:
                     self.frozen[role] = params
-        if not self.reference_needed:
-            self.frozen.pop("reference", None)
-
-    @property
-    def reference_needed(self) -> bool:
-        """Whether any score of the reference is read."""
-        return "reference" in self.algo.scored_by(self.config.hyper)
 
     @property
     def sampling(self) -> Sampling:
@@ -201,7 +204,7 @@ class Job:
 
     def far_enough(self) -> bool:
         """Whether the policy has moved beyond ``target_kl``, so that the rest of the step's minibatches is dropped."""
-        target = getattr(self.config.hyper, "target_kl", 0.0)
+        target = self.config.hyper.target_kl
         if not target or "actor/kl_update" not in self._updates[-1]:
             return False
         return to_floats({"kl": self._updates[-1]["actor/kl_update"]})["kl"] > target
@@ -218,6 +221,7 @@ class Job:
         found = to_floats(metrics[0])
         updates = to_floats(metrics[1]) if metrics[1] else {}
         self._updates = []
+        found["kl_coef"] = self.kl_coef
         self._adapt(found, len(samples))
         self._pending |= grouped("rollout", found | reward_metrics(rewards, samples) | self._engine_metrics())
         self._pending |= grouped("train", updates | self._rates(counters))
@@ -267,9 +271,9 @@ class Job:
         self._pending |= metrics
 
     def _adapt(self, found: Mapping[str, float], rows: int) -> None:
-        adapt = getattr(self.algo, "adapt", None)
-        if adapt is not None:
-            self.kl_coef = adapt(self.kl_coef, found, rows, self.config.hyper)
+        """Steers the price of the divergence by what the rollout showed."""
+        if "kl_response" in found:
+            self.kl_coef = float(self.config.hyper.kl.adapted(self.kl_coef, found["kl_response"], rows))
 
     def _rates(self, counters: Mapping[str, Any]) -> dict[str, float]:
         rates = {}

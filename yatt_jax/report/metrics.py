@@ -33,7 +33,7 @@ def to_floats(metrics: Metrics | Sequence[Metrics]) -> dict[str, float]:
         ``Max`` by maximum; of a plain scalar (a learning rate) the last one counts.
 
     Returns:
-      The floats by name, in the order they first appear. A ``Ratio`` of weight 0 is NaN: "no data".
+      The floats by name, in the order they first appear. A ``Ratio`` of weight 0 and a ``Max`` of nothing are NaN: "no data".
 
     Raises:
       TypeError: a value that is not a scalar; the message names it.
@@ -67,7 +67,7 @@ def _to_float(name: str, value: Any) -> float:
         weight = float(value.weight)
         return short(np.float64(value.total) / weight) if weight else math.nan
     if isinstance(value, Max):
-        value = value.value
+        value = value.value if value.value > -math.inf else math.nan
     if isinstance(value, bool | int | float):
         return float(value)
     if np.ndim(value) != 0:
