@@ -94,7 +94,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     made: dict[tuple[Any, ...], Tiny] = {}
 
     def get(case: str, head: str = "ForCausalLM", **options: Any) -> Tiny:
-        key = (case, head, *sorted(options.items()))
+        key = (case, head, repr(sorted(options.items())))
         if key not in made:
             family, values = CASES[case]
             model = make(family, values | options, head)

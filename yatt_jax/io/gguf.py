@@ -6,6 +6,7 @@ embedding turns neighbours, ours turns halves), Gemma's norms (stored with the 1
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+_REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -92,6 +94,9 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
             )
         if value is not None:
             config[name] = _shortest(value)
+    missing = [key for key, name in _KEYS.items() if name in _REQUIRED and name not in config]
+    if missing:
+        raise CheckpointError(f"{file.path}: metadata key {architecture}.{missing[0]} is missing")
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path}: tensor token_embd.weight is missing: the file holds no language model")
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
@@ -119,9 +124,13 @@ def _switches(file: GgufFile, model_type: str, config: Mapping[str, Any], window
     # The 27B model scales queries by hidden size / heads, the others by the head size; metadata does not say which.
     largest = config["num_hidden_layers"] == 62
     scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config.get("head_dim", 256)
-    return {
+    pattern = file.metadata.get("gemma3.attention.sliding_window_pattern", 6)
+    if isinstance(pattern, list):  # one entry a layer
+        layers: Any = {"layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern]}
+    else:
+        layers = {"sliding_window_pattern": pattern}
+    return layers | {
         "sliding_window": window,
-        "sliding_window_pattern": file.metadata.get("gemma3.attention.sliding_window_pattern", 6),
         "rope_local_base_freq": _shortest(file.metadata.get("gemma3.rope.freq_base_swa", 10000.0)),
         "query_pre_attn_scalar": scalar,
         "final_logit_softcapping": file.metadata.get("gemma3.final_logit_softcapping"),
@@ -132,6 +141,13 @@ def _switches(file: GgufFile, model_type: str, config: Mapping[str, Any], window
 def _rope(file: GgufFile, architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """``rope_scaling``, from the metadata or from the per-frequency factors of Llama 3.1."""
     get = lambda key: file.metadata.get(f"{architecture}.rope.{key}")  # noqa: E731
+    turned, head_dim = get("dimension_count"), file.metadata.get(f"{architecture}.attention.key_length")
+    head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    if turned not in (None, head_dim):
+        raise CheckpointError(
+            f"{file.path}: {architecture}.rope.dimension_count = {turned} and heads of {head_dim}: rotary embeddings "
+            f"turn whole heads"
+        )
     kind, factor = get("scaling.type"), get("scaling.factor") or get("scale_linear")
     original = get("scaling.original_context_length")
     if _ROPE_FACTORS in file.tensors:
@@ -142,13 +158,12 @@ def _rope(file: GgufFile, architecture: str, config: Mapping[str, Any]) -> dict[
         return {"rope_scaling": {"rope_type": "linear", "factor": _shortest(factor)}}
     if kind == "yarn":
         scaling = {"rope_type": "yarn", "factor": _shortest(factor), "original_max_position_embeddings": original}
-        for key, name in {
-            "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow",
-            "attn_factor": "attention_factor",
-        }.items():
-            value = get(f"scaling.yarn_{key}") or get(f"scaling.{key}")
-            scaling |= {} if value is None else {name: _shortest(value)}
+        for key in ("beta_fast", "beta_slow"):
+            value = get(f"scaling.yarn_{key}")
+            scaling |= {} if value is None else {key: _shortest(value)}
+        extra = (get("scaling.attn_factor") or 1.0) * (get("scaling.yarn_attn_factor") or 1.0)
+        if extra != 1:  # llama.cpp multiplies the usual factor by it; transformers has the product
+            scaling["attention_factor"] = extra * (0.1 * math.log(float(factor or 1)) + 1)
         return {"rope_scaling": scaling}
     raise CheckpointError(
         f"{file.path}: {Keys.Rope.SCALING_TYPE.format(arch=architecture)} = {kind!r} is not supported"
