@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from yatt_jax.models.config import DecoderConfig
 from yatt_jax.ops.select import unpack_kept
 from yatt_jax.parallel.partition import Partition, Split, make_partitions
 from yatt_jax.rollout.assemble import padded_length
-from yatt_jax.rollout.engine import Engine, Progress
+from yatt_jax.rollout.engine import Engine, Progress, row_controls
 from yatt_jax.rollout.sampling import Sampling
 from yatt_jax.types import Params, Prompt, Rollout, Sample
 
@@ -260,6 +261,17 @@ def test_nothing_compiles_when_values_change() -> None:
                 generate(sampling, using, weights, given=prompts()[:2])
                 generate(sampling, using, weights, given=[prompt_of(range(n)) for n in (2, 6, 15)])
         assert seen == []
+
+
+def test_split_rows_exchange_nothing_but_flags() -> None:
+    programs = engine(8, 8)._programs
+    tokens, zeros = np.zeros((8, 16), np.int32), np.zeros(8, np.int32)
+    rows, caches = programs.start(tokens, zeros, np.zeros(2, np.uint32), zeros)
+    args = (params(8), caches, rows, row_controls(EVERYTHING, 8, VOCAB), np.zeros(8, bool), np.int32(1))
+    text = programs.decode.lower(*args).compile().as_text()
+    moved = re.findall(r"= (\S+) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
+    assert moved
+    assert set(moved) == {"pred[]"}
 
 
 def test_stop_ids_end_rows_and_no_step_follows_the_last() -> None:

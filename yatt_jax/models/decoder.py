@@ -102,14 +102,24 @@ class Attention(nnx.Module):
 
 def write(cache: Cache, layer: jax.Array, start_B: jax.Array, k_BJTK: jax.Array, v_BJTK: jax.Array) -> Cache:
     """Puts new keys and values of one layer into slots ``start .. start + T - 1`` of each row."""
-    B, _, T, _ = k_BJTK.shape
-    rows = jnp.arange(B)[:, None]
-    slots = start_B[:, None] + jnp.arange(T)
+    T = k_BJTK.shape[2]
+    slots_BT = start_B[:, None] + jnp.arange(T)
+    indices = jnp.stack([jnp.broadcast_to(layer, slots_BT.shape), slots_BT], axis=-1)
+    # Rows are a batch dimension of the scatter: with row numbers among its indices, rows that are split over devices
+    # would be gathered on each of them.
+    dimensions = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 3),
+        inserted_window_dims=(0, 3),
+        scatter_dims_to_operand_dims=(0, 3),
+        operand_batching_dims=(1,),
+        scatter_indices_batching_dims=(0,),
+    )
 
     def put(buffer: jax.Array, new_BJTK: jax.Array) -> jax.Array:
         # Out-of-range slots are dropped: padding at the end of a prefill may reach past the cache.
-        new_BTJK = new_BJTK.transpose(0, 2, 1, 3).astype(buffer.dtype)
-        return buffer.at[layer, rows, :, slots].set(new_BTJK, mode="drop", unique_indices=True)
+        mode = jax.lax.GatherScatterMode.FILL_OR_DROP
+        new_BJTK = new_BJTK.astype(buffer.dtype)
+        return jax.lax.scatter(buffer, indices, new_BJTK, dimensions, unique_indices=True, mode=mode)
 
     return Cache(put(cache.keys, k_BJTK), put(cache.values, v_BJTK))
 

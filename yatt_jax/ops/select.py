@@ -112,7 +112,7 @@ def select(
         return jnp.full_like(top, -jnp.inf), top, maxima_BN, sums_BN
 
     def filtered() -> tuple[jax.Array, ...]:
-        y_BNK = _ban(x_BNK, banned)
+        y_BNK = _put(x_BNK, banned, -jnp.inf)
         maxima = jnp.max(y_BNK, axis=2)
         floor = _floor(y_BNK, filters, greedy, scale, jnp.max(maxima, axis=1))
         weights = _weights(y_BNK, jnp.max(maxima, axis=1), scale)
@@ -140,7 +140,7 @@ def select(
     plain = (drawn - top) / scale - jnp.log(plain_total)
     kept = None
     if record_kept:
-        kept_BNK = _unban((x_BNK > floor[:, None, None]), banned)
+        kept_BNK = _put(x_BNK > floor[:, None, None], banned, False)
         only = jnp.arange(x_BNK.shape[1] * BLOCK).reshape(x_BNK.shape[1], BLOCK) == token[:, None, None]
         kept_BNK = jnp.where(greedy[:, None, None], only, kept_BNK)
         kept = pack_kept(kept_BNK.reshape(x_BNK.shape[0], -1)[:, :vocab])
@@ -203,14 +203,10 @@ def _invert(weights_BN: Float[Array, "B N"], u_B: Float[Array, "B"]) -> Int[Arra
     return jnp.where(jnp.any(hit, axis=1), jnp.argmax(hit, axis=1), last)
 
 
-def _ban(x_BNK: Float[Array, "B N K"], banned_BS: Int[Array, "B S"]) -> Float[Array, "B N K"]:
-    rows = jnp.arange(x_BNK.shape[0])[:, None]
-    return x_BNK.at[rows, banned_BS // BLOCK, banned_BS % BLOCK].set(-jnp.inf, mode="drop")
-
-
-def _unban(kept_BNK: Bool[Array, "B N K"], banned_BS: Int[Array, "B S"]) -> Bool[Array, "B N K"]:
-    rows = jnp.arange(kept_BNK.shape[0])[:, None]
-    return kept_BNK.at[rows, banned_BS // BLOCK, banned_BS % BLOCK].set(False, mode="drop")
+def _put(x_BNK: jax.Array, ids_BS: Int[Array, "B S"], value: float | bool) -> jax.Array:
+    """Sets entries of each row; ids past the vocabulary are none. By row, so that split rows stay where they are."""
+    put = jax.vmap(lambda x, ids: x.at[ids // BLOCK, ids % BLOCK].set(value, mode="drop"))
+    return put(x_BNK, ids_BS)
 
 
 def _has_top_k(filters: Filters, vocab: int) -> Bool[Array, "B"]:

@@ -204,14 +204,15 @@ def _advance(state: Rows, controls: Controls, choice: Choice) -> Rows:
     running = state.reason == RUNNING
     writes = running & choice.valid
     N = state.tokens.shape[1]
-    at = jnp.arange(state.tokens.shape[0]), jnp.where(writes, state.count, N)
+    at = jnp.where(writes, state.count, N)
 
-    def append(buffer: jax.Array, new: jax.Array) -> jax.Array:
-        return buffer.at[at].set(new, mode="drop", unique_indices=True)
+    @jax.vmap  # by row, so that rows split over devices stay where they are
+    def append(buffer: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+        return buffer.at[at].set(new, mode="drop")
 
     kept = state.kept
     if kept is not None and choice.kept is not None:
-        kept = append(kept, choice.kept)
+        kept = append(kept, at, choice.kept)
     count = state.count + writes
     reason = jnp.where(count >= controls.max_new, LENGTH, RUNNING)
     reason = jnp.where(jnp.any(choice.token[:, None] == controls.stop_ids, axis=1), STOP, reason)
@@ -222,8 +223,8 @@ def _advance(state: Rows, controls: Controls, choice: Choice) -> Rows:
         count=count,
         reason=jnp.where(running, reason, state.reason),
         key=state.key,
-        tokens=append(state.tokens, choice.token),
-        sampled_logprobs=append(state.sampled_logprobs, choice.sampled_logprob),
-        plain_logprobs=append(state.plain_logprobs, choice.plain_logprob),
+        tokens=append(state.tokens, at, choice.token),
+        sampled_logprobs=append(state.sampled_logprobs, at, choice.sampled_logprob),
+        plain_logprobs=append(state.plain_logprobs, at, choice.plain_logprob),
         kept=kept,
     )

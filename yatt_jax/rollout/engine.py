@@ -258,7 +258,7 @@ class Engine:
         if longest > 1:
             cache = self._programs.prefill(params, cache, tokens)
 
-        controls = _controls(sampling, self.rows, self._vocab)
+        controls = row_controls(sampling, self.rows, self._vocab)
         watch = StopWatch(self._tokenizer, sampling.stop, sampling.min_new_tokens, len(prompts))
         looks = bool(sampling.stop) or self._progress is not None
         limit = np.int32(self.chunk if looks else sampling.max_new_tokens)
@@ -294,7 +294,7 @@ class Engine:
             self._progress(Progress(stage, ended, prompts, tokens))
 
 
-def _controls(sampling: Sampling, rows: int, vocab: int) -> device.Controls:
+def row_controls(sampling: Sampling, rows: int, vocab: int) -> device.Controls:
     """One sampling for all rows. Each row has values of its own, so that rows may differ later without compiling."""
 
     def each(value: float, dtype: type) -> Any:

@@ -17,7 +17,9 @@ class Tokenizer(Protocol):
         """Texts of the special tokens."""
         ...
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str | list[str]:
         """Text of the ids."""
         ...
 
@@ -37,7 +39,9 @@ class Stop:
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """The text of tokens, without special tokens."""
-    return tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
 
 
 def check_stops(tokenizer: Tokenizer, stop: Sequence[str]) -> None:
