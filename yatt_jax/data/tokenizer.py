@@ -53,7 +53,9 @@ def load_tokenizer(spec: str) -> PreTrainedTokenizerFast:
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of single characters: ``<pad>`` is 0, ``<eos>`` is 1, and the alphabet follows in its order.
+    """A tokenizer of single characters: ``<eos>`` is 0, and the alphabet follows in its order.
+
+    The end token also pads, so that the vocabulary has no token that means nothing and still can be sampled.
 
     Raises:
       DataError: an empty alphabet, or a character given twice.
@@ -65,12 +67,12 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if twice:
         raise DataError(f"characters:{alphabet}: {twice} are given twice")
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    vocabulary = {token: i for i, token in enumerate(["<eos>", *alphabet])}
     # Without an unknown token, a character outside the alphabet is an error and not a silent hole.
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<eos>", eos_token="<eos>")
 
 
 def render(

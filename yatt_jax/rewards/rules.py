@@ -168,41 +168,36 @@ def sentiment(samples: list[Sample]) -> list[float]:
     return [float(analyzer.polarity_scores(sample.completion)["compound"]) for sample in samples]
 
 
-def digits(samples: list[Sample], *, count: int = 6) -> list[float]:
-    """The task of ``configs/ppo_digits.py``: go on counting.
+def digits(samples: list[Sample]) -> list[float]:
+    """The task of ``configs/ppo_digits.py``: count up to nine from the prompt's last digit, and stop.
 
-    A prompt is three digits and a colon, such as ``"274:"``. The response has to go on from the last digit, one up at a
-    time and 0 after 9, for ``count`` digits, and end: ``"567890"``. The reward is the share of right decisions among its
-    ``count`` digits and its end::
+    To the prompt "274" the right response is "56789" and its end; to "039" it is the end alone. The reward is dense,
+    from 0 to 1: the share of the right response's decisions (its digits and its end) that come before the first slip::
 
-        (sum over i < count of [digit i is one more than the digit before it] + [it ends after count digits]) / (count + 1)
+        (length of the common prefix of response and right response) / (digits up to nine + 1)
 
-    where the digit before the first is the prompt's last, and the digit before any other is the response's own, right or
-    wrong: one slip costs one decision. A response that is too short loses the digits it lacks and the end. One that is
-    too long loses the end. So the reward is dense, from 0 to 1, and a policy that has never seen an example learns it from
-    the reward alone; guessing evenly among the ten digits and the end gives about 0.08 for ``count`` 6.
-
-    Args:
-      samples: to score.
-      count: digits wanted.
+    A slip ends the count, so in every state of a response just one choice is worth more than the others, and no wrong
+    habit pays. The task uses the characters 0 to 9 (tokenizer ``characters:0123456789``) and can be learned from the
+    reward alone, beginning with random weights: guessing gets about 0.03, and one response for all prompts at most 0.1.
+    The longest response is ten tokens, the end included.
 
     Raises:
-      InputError: a prompt that does not end in a digit and a colon.
+      InputError: a prompt that does not end in a digit.
     """
     values = []
     for sample in samples:
-        prompt = re.search(r"(\d):$", sample.prompt.text)
-        if prompt is None:
-            raise InputError(
-                f"{sample.prompt.source}: expected digits and a colon, as '274:', found {sample.prompt.text!r}"
-            )
-        written = sample.completion
-        right = 0
-        for before, digit in zip(prompt.group(1) + written, written[:count], strict=False):
-            right += before.isdigit() and digit == str((int(before) + 1) % 10)
-        right += len(written) == count and sample.finish == "stop"
-        values.append(right / (count + 1))
+        last = sample.prompt.text[-1:]
+        if last not in _DIGITS or not last:
+            raise InputError(f"{sample.prompt.source}: expected a prompt of digits, found {sample.prompt.text!r}")
+        right = _DIGITS[int(last) + 1 :] + _END
+        written = sample.completion + (_END if sample.finish == "stop" else "")
+        same = next((i for i, (a, b) in enumerate(zip(right, written, strict=False)) if a != b), len(written))
+        values.append(min(same, len(right)) / len(right))
     return values
+
+
+_DIGITS = "0123456789"
+_END = "\n"  # stands for the end in a comparison of characters; the task's alphabet has no line break
 
 
 def gold_answers(sample: Sample, column: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import math
@@ -11,7 +12,7 @@ import pkgutil
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from yatt_jax.errors import InputError
 
@@ -26,7 +27,7 @@ class Invalid:
     reason: str
 
 
-RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | None | Invalid]]"
+RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | Invalid | None]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class RewardSpec:
       fn: import path ``"package.module:function"``.
       weight: of its values in the total. With 0 it is measured and does not count.
       kwargs: further keyword arguments of the function.
-      chunk: samples a call; 0: all of the step's in one call. Set it for a function that judges each sample by itself and
-        waits (for a server, say), so that ``reward_workers`` threads work on one step's samples.
+      chunk: samples a call; 0: all of the step's in one call. Set it for a function that judges each sample by itself
+        and waits (for a server, say), so that ``reward_workers`` threads work on one step's samples.
     """
 
     fn: str = ""
@@ -79,14 +80,14 @@ def resolve(spec: RewardSpec, name: str) -> RewardFn:
     if not hasattr(module, function_name):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise InputError(f"{where}: {module_name} has no {function_name!r}{_nearest(function_name, names)}")
-    function = getattr(module, function_name)
+    function: Any = getattr(module, function_name)
     if not callable(function):
         raise InputError(f"{where}: is {type(function).__name__}, and not a function")
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: is an async function; a reward returns its values, so run the loop inside of it")
     _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
     kwargs = dict(spec.kwargs)
-    return lambda samples: function(samples, **kwargs)
+    return cast("RewardFn", functools.partial(function, **kwargs))
 
 
 def _import(name: str, where: str) -> types.ModuleType:

@@ -47,8 +47,8 @@ class Verifier:
           limit_s: seconds a task may take.
 
         Returns:
-          1.0 if equal, 0.0 if not; ``Invalid`` for a task that ran into the limit, broke its process, or whose gold answer
-          cannot be read.
+          1.0 if equal, 0.0 if not; ``Invalid`` for a task that ran into the limit, broke its process, or whose gold
+          answer cannot be read.
 
         Raises:
           RuntimeError: a worker process cannot start; the message has what it wrote.

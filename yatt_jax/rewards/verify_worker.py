@@ -62,7 +62,7 @@ def in_math(text: str) -> str:
 
 
 def last_line_in_math(text: str) -> str:
-    """The last line as a formula, for bare LaTeX such as ``\\sqrt{8}``."""
+    r"""The last line as a formula, for bare LaTeX such as ``\sqrt{8}``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return in_math(lines[-1]) if lines and len(lines[-1]) < 200 and "\\" in lines[-1] else ""
 
