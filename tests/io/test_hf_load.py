@@ -261,7 +261,9 @@ def test_a_spoiled_folder_is_an_error_that_names_it(folder, one_device, spoil, m
     assert str(folder) in str(error.value)
 
 
-def test_nothing_there(tmp_path, one_device):
+def test_nothing_there(tmp_path, folder, one_device):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: a file that is not a \.gguf; give its folder"):
+        load_model(folder / "model.safetensors", "lm", one_device)
     for path in (tmp_path / "nowhere", tmp_path / "no.gguf"):
         with pytest.raises(CheckpointError, match="no such"):
             load_model(path, "lm", one_device)

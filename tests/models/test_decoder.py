@@ -205,7 +205,7 @@ def test_parameters_and_outputs_on_eight_devices_equal_one(lm, full):
     train, rollout = make_partitions(Split(1, 4, 2), Split(4, 1, 2))
     for partition in (train, rollout):
         drawn = model.init(0, partition)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), drawn, params)
+        jax.tree.map(np.testing.assert_array_equal, drawn, params)
 
         def run(params, inputs, partition=partition):
             with partition.active():
@@ -214,6 +214,17 @@ def test_parameters_and_outputs_on_eight_devices_equal_one(lm, full):
         hidden = jax.jit(run)(drawn, jax.device_put(row_inputs(TOKENS), partition.replicated))
         np.testing.assert_allclose(hidden, full[1], atol=1e-5)
     assert "m2_8" in str(train.spec(("embed", "mlp"), (32, 40)))
+
+
+def test_fresh_parameters(lm, one_device):
+    model, params = lm
+    kernel = np.asarray(params["decoder"]["layers"]["mlp"]["up"]["kernel"])  # [3, 32, 40]
+    assert kernel.std() == pytest.approx(32**-0.5, rel=0.05)
+    assert abs(np.corrcoef(kernel[0].ravel(), kernel[1].ravel())[0, 1]) < 0.1
+    assert not np.array_equal(kernel, model.init(1, one_device)["decoder"]["layers"]["mlp"]["up"]["kernel"])
+    np.testing.assert_array_equal(params["decoder"]["norm"]["scale"], 0)  # norms multiply by 1 + weight here
+    half = model.init(0, one_device, "bfloat16")["decoder"]["layers"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(half, kernel.astype(jnp.bfloat16))
 
 
 def test_uneven_heads():

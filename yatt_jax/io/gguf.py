@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.io.gguf_file import GgufFile
 from yatt_jax.io.gguf_tokenizer import tokenizer_from_metadata
-from yatt_jax.io.tensors import CheckpointError, Slices
+from yatt_jax.io.tensors import CheckpointError
 from yatt_jax.models.config import Rope
 from yatt_jax.models.families import FAMILIES
 from yatt_jax.models.layers import rope_frequencies
+from yatt_jax.models.names import Slices
 
 _ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 # Metadata key after the architecture -> config.json key.

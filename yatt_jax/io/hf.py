@@ -65,6 +65,8 @@ def read_folder(path: str | Path) -> ModelFolder:
     path = Path(path)
     if path.is_file() and path.suffix == ".gguf":
         return _model_folder(path, hf_config(GgufFile(path)), {})
+    if path.is_file():
+        raise CheckpointError(f"{path}: a file that is not a .gguf; give its folder, or a .gguf file")
     if not path.is_dir():
         what = "no such file" if path.suffix == ".gguf" else "no such folder"
         raise CheckpointError(f"{path}: {what}; a model is a Hugging Face folder or a .gguf file")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from yatt_jax.io.tensors import CheckpointError, Slices
+from yatt_jax.io.tensors import CheckpointError
+from yatt_jax.models.names import Slices
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

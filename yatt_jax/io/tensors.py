@@ -8,8 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from yatt_jax.errors import InputError
-
-Slices = tuple[slice, ...]
+from yatt_jax.models.names import Slices
 
 
 class CheckpointError(InputError):
