@@ -29,7 +29,7 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
 _HARMLESS = frozenset(
     {
         "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
-        "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id", "finetuning_task",
+        "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id", "finetuning_task",
         "hidden_dropout", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id",
         "max_position_embeddings", "model_type", "num_labels", "output_attentions", "output_hidden_states",
         "pad_token_id", "prefix", "pretraining_tp", "problem_type", "return_dict", "sep_token_id",
