@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,6 +194,18 @@ def digits(samples: list[Sample]) -> list[float]:
         written = sample.completion + (_END if sample.finish == "stop" else "")
         same = next((i for i, (a, b) in enumerate(zip(right, written, strict=False)) if a != b), len(written))
         values.append(min(same, len(right)) / len(right))
+    return values
+
+
+def shuffled(samples: list[Sample], *, seed: int = 0) -> list[float]:
+    """The control of the digits task: its rewards, dealt out to the samples at random. Nothing can be learned from them.
+
+    Args:
+      samples: to score.
+      seed: of the order, together with the number of the first sample.
+    """
+    values = digits(samples)
+    random.Random(f"{seed} {samples[0].sample_id if samples else 0}").shuffle(values)
     return values
 
 
