@@ -29,12 +29,12 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
 _HARMLESS = frozenset(
     {
         "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
-        "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id", "finetuning_task",
-        "hidden_dropout", "id2label", "initializer_range", "is_decoder", "is_llama_config", "label2id",
-        "max_position_embeddings", "model_type", "num_labels", "output_attentions", "output_hidden_states",
-        "pad_token_id", "prefix", "pretraining_tp", "problem_type", "return_dict", "sep_token_id",
-        "task_specific_params", "tf_legacy_loss", "token_classification_bias", "tokenizer_class", "torch_dtype",
-        "torchscript", "transformers.js_config", "transformers_version", "use_bfloat16", "use_cache",
+        "cache_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_id",
+        "finetuning_task", "hidden_dropout", "id2label", "initializer_range", "is_decoder", "is_llama_config",
+        "label2id", "max_position_embeddings", "model_type", "num_labels", "output_attentions",
+        "output_hidden_states", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "return_dict",
+        "sep_token_id", "task_specific_params", "tf_legacy_loss", "token_classification_bias", "tokenizer_class",
+        "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "use_bfloat16", "use_cache",
     }
 )
 # fmt: on
@@ -276,7 +276,8 @@ def check_layer_types(kinds: Sequence[str], layers: int) -> None:
 def upper_windows(config: HfConfig) -> tuple[int, ...]:
     """Windows of the Qwen families: ``layer_types``, or every layer from ``max_window_layers`` on."""
     layers = config.size("num_hidden_layers")
-    window = config.optional("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    size, on = config.optional("sliding_window", 4096), config.get("use_sliding_window", False)
+    window = size if on else None
     first = config.get("max_window_layers", 28)
     kinds = config.get("layer_types", None)
     if kinds is None:
