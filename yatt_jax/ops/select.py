@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,42 +109,32 @@ def select(
     sums_BN = jnp.sum(_weights(x_BNK, top, scale), axis=2)
     plain_total = jnp.sum(sums_BN, axis=1)
 
-    def unfiltered() -> tuple[jax.Array, ...]:
-        return jnp.full_like(top, -jnp.inf), top, maxima_BN, sums_BN
+    def unfiltered() -> _Shaped:
+        return _Shaped(jnp.full_like(top, -jnp.inf), top, maxima_BN, sums_BN)
 
-    def filtered() -> tuple[jax.Array, ...]:
+    def filtered() -> _Shaped:
         y_BNK = _put(x_BNK, banned, -jnp.inf)
-        maxima = jnp.max(y_BNK, axis=2)
-        floor = _floor(y_BNK, filters, greedy, scale, jnp.max(maxima, axis=1))
-        weights = _weights(y_BNK, jnp.max(maxima, axis=1), scale)
-        weights = jnp.where(y_BNK > floor[:, None, None], weights, 0.0)
-        return floor, jnp.max(maxima, axis=1), maxima, jnp.sum(weights, axis=2)
+        maxima_BN = jnp.max(y_BNK, axis=2)
+        best = jnp.max(maxima_BN, axis=1)
+        floor = _floor(y_BNK, filters, greedy, scale, best)
+        weights = jnp.where(y_BNK > floor[:, None, None], _weights(y_BNK, best, scale), 0.0)
+        return _Shaped(floor, best, maxima_BN, jnp.sum(weights, axis=2))
 
-    shaped = jnp.any(~greedy & (_has_top_k(filters, vocab) | (filters.top_p < 1) | (filters.min_p > 0)))
-    floor, best, maxima_BN, sums_BN = jax.lax.cond(shaped | jnp.any(banned < vocab), filtered, unfiltered)
-    total = jnp.sum(sums_BN, axis=1)
-    valid = jnp.isfinite(top) & jnp.isfinite(plain_total) & jnp.isfinite(best) & jnp.isfinite(total)
+    filters_on = jnp.any(~greedy & (_has_top_k(filters, vocab) | (filters.top_p < 1) | (filters.min_p > 0)))
+    shaped = jax.lax.cond(filters_on | jnp.any(banned < vocab), filtered, unfiltered)
+    total = jnp.sum(shaped.sums_BN, axis=1)
+    valid = jnp.isfinite(top) & jnp.isfinite(plain_total) & jnp.isfinite(shaped.best) & jnp.isfinite(total)
 
-    block = jnp.where(greedy, jnp.argmax(maxima_BN, axis=1), _invert(sums_BN, uniform[:, 0]))
-    x_BK = jnp.take_along_axis(x_BNK, block[:, None, None], axis=1)[:, 0]
-    ids_BK = block[:, None] * BLOCK + jnp.arange(BLOCK)
-    allowed = (x_BK > floor[:, None]) & ~jnp.any(ids_BK[:, :, None] == banned[:, None, :], axis=2)
-    x_BK = jnp.where(allowed, x_BK, -jnp.inf)
-    inside = _invert(_weights(x_BK, best, scale), uniform[:, 1])
-    # Where every weight of the block rounds to 0, its largest entry stands for it.
-    drawn = jnp.take_along_axis(x_BK, inside[:, None], axis=1)[:, 0]
-    inside = jnp.where(greedy | (drawn == -jnp.inf), jnp.argmax(x_BK, axis=1), inside)
-    drawn = jnp.take_along_axis(x_BK, inside[:, None], axis=1)[:, 0]
-    token = jnp.minimum(block * BLOCK + inside, vocab - 1).astype(jnp.int32)
-
-    sampled = jnp.where(greedy, 0.0, (drawn - best) / scale - jnp.log(total))
+    index, drawn = _draw(x_BNK, shaped, banned, greedy, scale, uniform)
+    token = jnp.minimum(index, vocab - 1).astype(jnp.int32)
+    sampled = jnp.where(greedy, 0.0, (drawn - shaped.best) / scale - jnp.log(total))
     plain = (drawn - top) / scale - jnp.log(plain_total)
     kept = None
     if record_kept:
-        kept_BNK = _put(x_BNK > floor[:, None, None], banned, False)
-        only = jnp.arange(x_BNK.shape[1] * BLOCK).reshape(x_BNK.shape[1], BLOCK) == token[:, None, None]
+        kept_BNK = _put(x_BNK > shaped.floor[:, None, None], banned, False)
+        only = jnp.arange(kept_BNK[0].size).reshape(kept_BNK[0].shape) == token[:, None, None]
         kept_BNK = jnp.where(greedy[:, None, None], only, kept_BNK)
-        kept = pack_kept(kept_BNK.reshape(x_BNK.shape[0], -1)[:, :vocab])
+        kept = pack_kept(kept_BNK.reshape(kept_BNK.shape[0], -1)[:, :vocab])
     return Choice(token, jnp.where(valid, sampled, 0.0), jnp.where(valid, plain, 0.0), valid, kept)
 
 
@@ -173,6 +164,36 @@ def unpack_kept(kept: UInt8[Array, "*B V8"], vocab: int) -> Bool[Array, "*B V"]:
         raise ValueError(f"kept has {kept.shape[-1]} bytes on its last axis; a vocabulary of {vocab} takes {width}")
     bits = (kept[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & jnp.uint8(1)
     return bits.reshape(*kept.shape[:-1], -1)[..., :vocab] != 0
+
+
+class _Shaped(NamedTuple):
+    """The distribution to draw from: entries above ``floor`` that are not banned.
+
+    ``best`` is the largest entry that is not banned, ``maxima_BN`` the largest of each block, and ``sums_BN`` the
+    weight of each block, relative to ``best``.
+    """
+
+    floor: jax.Array
+    best: jax.Array
+    maxima_BN: jax.Array
+    sums_BN: jax.Array
+
+
+def _draw(
+    x_BNK: jax.Array, shaped: _Shaped, banned: jax.Array, greedy: jax.Array, scale: jax.Array, uniform: jax.Array
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """Picks a block, then an entry of it; returns the entry's index and its logit."""
+    block = jnp.where(greedy, jnp.argmax(shaped.maxima_BN, axis=1), _invert(shaped.sums_BN, uniform[:, 0]))
+    x_BK = jnp.take_along_axis(x_BNK, block[:, None, None], axis=1)[:, 0]
+    ids_BK = block[:, None] * BLOCK + jnp.arange(BLOCK)
+    allowed = (x_BK > shaped.floor[:, None]) & ~jnp.any(ids_BK[:, :, None] == banned[:, None, :], axis=2)
+    x_BK = jnp.where(allowed, x_BK, -jnp.inf)
+    inside = _invert(_weights(x_BK, shaped.best, scale), uniform[:, 1])
+    # Where every weight of the block rounds to 0, its largest entry stands for it.
+    drawn = jnp.take_along_axis(x_BK, inside[:, None], axis=1)[:, 0]
+    inside = jnp.where(greedy | (drawn == -jnp.inf), jnp.argmax(x_BK, axis=1), inside)
+    drawn = jnp.take_along_axis(x_BK, inside[:, None], axis=1)[:, 0]
+    return block * BLOCK + inside, drawn
 
 
 def _blocks(x: Float[Array, "B V"]) -> Float[Array, "B N K"]:

@@ -96,6 +96,12 @@ class Engine:
       unroll: decode with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
         of a second copy of the weights while decoding.
       progress: called as sampling proceeds.
+
+    Attributes:
+      stats: figures of the last ``generate``.
+
+    Raises:
+      ValueError: a setting below 1, or a model without an output matrix.
     """
 
     def __init__(
