@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import codecs
 import dataclasses
 import gzip
 import json
@@ -135,7 +136,7 @@ class JsonLines:
         for line in lines:
             if copy:
                 copy.write(line)
-            if line.strip():
+            if (line if offset else line.removeprefix(codecs.BOM_UTF8)).strip():
                 self._starts.append(offset)
             else:
                 self._blanks.append(len(self._starts))
@@ -150,10 +151,10 @@ class JsonLines:
         start, end = self._starts[row], self._starts[row + 1]
         raw = os.pread(self._file.fileno(), end - start, start)
         if row == 0:
-            raw = raw.removeprefix(b"\xef\xbb\xbf")
+            raw = raw.removeprefix(codecs.BOM_UTF8)
         source = f"{self._path}:{line}"
         try:
-            return _record(json.loads(raw.decode("utf-8")), source)
+            return _record(json.loads(raw.decode("utf-8").rstrip()), source)
         except UnicodeDecodeError as error:
             raise DataError(f"{source}: not UTF-8 at byte {error.start + 1} of the line: {error.reason}") from error
         except json.JSONDecodeError as error:

@@ -198,7 +198,7 @@ def digits(samples: list[Sample]) -> list[float]:
 
 
 def shuffled(samples: list[Sample], *, seed: int = 0) -> list[float]:
-    """The control of the digits task: its rewards, dealt out to the samples at random. Nothing can be learned from them.
+    """The control of the digits task: its rewards, dealt out to the samples at random, so that they teach nothing.
 
     Args:
       samples: to score.
