@@ -151,9 +151,10 @@ class Projection(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The map in the dtype of x; leading dimensions are kept."""
-        kernel = self.kernel[...].astype(x.dtype)
-        dims = tuple(range(x.ndim - self.contract, x.ndim)), tuple(range(self.contract))
-        y = jax.lax.dot_general(x, kernel, (dims, ((), ())))
+        lead, outputs = x.shape[: x.ndim - self.contract], self.kernel.shape[self.contract :]
+        # One plain matrix product: on a CPU its gradients run up to twice as fast as products over several dimensions.
+        kernel = self.kernel[...].astype(x.dtype).reshape(-1, math.prod(outputs))
+        y = (x.reshape(-1, kernel.shape[0]) @ kernel).reshape(*lead, *outputs)
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
@@ -169,5 +170,6 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The output in the dtype of x."""
-        gate = ACTIVATIONS[self.activation](self.gate(x_BTD))
-        return self.down(constrain(gate * self.up(x_BTD), "rows", None, "act_mlp"))
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+        gate = ACTIVATIONS[self.activation](self.gate(x_ND))
+        return self.down(constrain(gate * self.up(x_ND), "rows", "act_mlp")).reshape(x_BTD.shape)
