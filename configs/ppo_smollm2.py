@@ -20,7 +20,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.data.system = "Be brief."  # in place of the template's own, which is long
     config.data.max_prompt_tokens = 32
     config.rewards = {"sentiment": {"fn": "yatt_jax.rewards.rules:sentiment", "weight": 1.0, "kwargs": {}, "chunk": 0}}
-    config.steps = 16
+    config.steps = 12
     config.rollout.prompts = 32
     config.rollout.sampling.max_new_tokens = 32
     config.model.remat = "none"
@@ -28,13 +28,15 @@ def get_config(variant: str = "") -> ConfigDict:
     config.hyper.minibatches = 2
     config.hyper.kl.coef = 0.02
     config.train.micro_rows = 16
-    config.actor_optimizer.lr = 2e-5
+    config.actor_optimizer.lr = 3e-5
     config.actor_optimizer.warmup_steps = 2
     config.critic_optimizer.lr = 2e-5
-    config.evaluation.every = 6
+    config.evaluation.every = 4
     if variant == "tiny":
         config.model.path = ""
-        config.model.tokenizer = "characters: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-\n"
+        config.model.tokenizer = (
+            "characters: abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-\n"
+        )
         config.data.system = ""
         config.data.max_prompt_tokens = 192
         config.steps = 3

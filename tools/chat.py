@@ -69,9 +69,13 @@ def main(argv: list[str] | None = None) -> int:
             history = history[:1] if args.system else []
             continue
         if not text.strip():
+            if args.once is not None:
+                print("error: --once needs a text", file=sys.stderr)
+                return 2
             continue
         history.append({"role": "user", "content": text})
-        rendered = tokenizers.render(tokenizer, history)
+        # A model without a chat template continues the text as it stands.
+        rendered = tokenizers.render(tokenizer, history) if tokenizer.chat_template else text
         (ids,) = tokenizers.encode(tokenizer, [rendered])
         prompt = Prompt(history, rendered, ids, {}, "conversation", turn)
         _, samples = engine.generate(

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tests.controller import tiny
 
+from tests.controller import tiny
 from yatt_jax.config import parse
 from yatt_jax.controller.job import Job
 from yatt_jax.controller.plan import make_plan

@@ -50,3 +50,10 @@ def config(folder: Path, **changes: Any) -> ConfigDict:
 def share_of_a(samples: list[Any]) -> list[float]:
     """How much of a completion is the letter a."""
     return [s.completion.count("a") / max(len(s.tokens), 1) for s in samples]
+
+
+def fails_on_b(samples: list[Any]) -> list[float]:
+    """Raises for completions that hold the letter b."""
+    if any("b" in sample.completion for sample in samples):
+        raise RuntimeError("there is a b")
+    return [1.0] * len(samples)

@@ -425,11 +425,11 @@ def test_bad_settings_are_refused() -> None:
 def test_no_prompts_give_no_rows() -> None:
     rollout, samples = generate(Sampling(max_new_tokens=2), given=[])
     assert samples == []
-    assert rollout.inputs.tokens.shape == (0, 32)
+    assert rollout.inputs.tokens.shape == (0, 16)
 
 
 def test_padded_length() -> None:
     lengths = [1, 32, 33, 128, 129, 256, 257, 320, 321, 512, 513, 640, 1024, 1025, 4097]
-    padded = [32, 32, 64, 128, 160, 256, 320, 320, 384, 512, 640, 640, 1024, 1280, 5120]
+    padded = [16, 32, 48, 128, 160, 256, 320, 320, 384, 512, 640, 640, 1024, 1280, 5120]
     assert [padded_length(n) for n in lengths] == padded
-    assert len({padded_length(n) for n in range(1, 8193)}) == 8 + 4 * 5
+    assert len({padded_length(n) for n in range(1, 8193)}) == 8 + 4 * 6

@@ -171,8 +171,10 @@ class Job:
         )
 
     def reward(self, samples: Sequence[Sample]) -> Scores:
-        """Scores samples on the host; NaN marks an invalid one."""
-        return self.scorer(samples)
+        """Scores samples on the host; NaN marks an invalid one, such as a row whose logits were not finite."""
+        scores = self.scorer(samples)
+        broken = np.array([sample.finish == "invalid" for sample in samples], bool)
+        return dataclasses.replace(scores, total=np.where(broken, np.float32(np.nan), scores.total))
 
     def score(self, role: str, rollout: Rollout) -> PyTree:
         """A model's scores of placed rows."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.config import Config, ConfigError, InitConfig, load_algo, to_dict
 from yatt_jax.data import tokenizer as tokenizers
@@ -49,7 +49,7 @@ class Plan:
     algo: types.ModuleType
     train: Partition
     rollout: Partition
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerFast
     stop_token_ids: tuple[int, ...]
     hf_config: dict[str, Any]
     generation_config: dict[str, Any] | None
@@ -196,7 +196,7 @@ def _require_model(config: Config) -> str:
 
 
 def _models(
-    config: Config, tokenizer: PreTrainedTokenizerBase
+    config: Config, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[dict[str, Any], dict[str, Any] | None, dict[str, Model], dict[str, str]]:
     """The static half of each role's model, and where its weights come from."""
     choice = config.model
@@ -228,7 +228,7 @@ def _models(
     return hf_config, generation_config, models, paths
 
 
-def _fresh(sizes: InitConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[DecoderConfig, dict[str, Any]]:
+def _fresh(sizes: InitConfig, tokenizer: PreTrainedTokenizerFast) -> tuple[DecoderConfig, dict[str, Any]]:
     """A decoder of the wanted sizes, with all else as its family has it, and its config.json."""
     names = [f.name for f in dataclasses.fields(DecoderConfig) if hasattr(sizes, f.name)]
     decoder = DecoderConfig(vocab=len(tokenizer), **{name: getattr(sizes, name) for name in names})

@@ -191,7 +191,8 @@ def make_partitions(train: Split, rollout: Split, devices: Sequence[Any] | None 
         if high % low:
             raise ValueError(
                 f"parallel.rollout.tensor = {rollout.tensor} and parallel.train "
-                f"(fsdp {train.fsdp}, tensor {train.tensor}) have no common refinement: {high} is not a multiple of {low}; a rollout.tensor among "
+                f"(fsdp {train.fsdp}, tensor {train.tensor}) have no common refinement: {high} is not a multiple of "
+                f"{low}; a rollout.tensor among "
                 f"{[d for d in divisors(count) if _refines(d, train)]} works"
             )
     # Axis names say how many devices lie inside: a span of m1..m4 strides over 1 device, 4 apart at its end.

@@ -33,7 +33,8 @@ def to_floats(metrics: Metrics | Sequence[Metrics]) -> dict[str, float]:
         ``Max`` by maximum; of a plain scalar (a learning rate) the last one counts.
 
     Returns:
-      The floats by name, in the order they first appear. A ``Ratio`` of weight 0 and a ``Max`` of nothing are NaN: "no data".
+      The floats by name, in the order they first appear. A ``Ratio`` of weight 0 and a ``Max`` of nothing
+      are NaN: "no data".
 
     Raises:
       TypeError: a value that is not a scalar; the message names it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-from yatt_jax.errors import InputError
+from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.rewards.spec import Invalid, RewardFn, RewardSpec, resolve
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class RewardError(RuntimeError):
+class RewardError(RunFailure):
     """A reward function failed, or returned what is no reward.
 
     Attributes:

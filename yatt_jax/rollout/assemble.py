@@ -35,11 +35,11 @@ class Result:
 def padded_length(length: int) -> int:
     """Length that rows are padded to, so that what reads them sees few shapes.
 
-    Multiples of 32 up to 256; beyond, four lengths to each doubling: 320, 384, 448, 512, 640, 768, ... So beyond 128
+    Multiples of 16 up to 128; beyond, four lengths to each doubling: 160, 192, 224, 256, 320, 384, ... So beyond 64
     tokens less than a fifth of the longest row is padding.
     """
     length = max(length, 1)
-    step = max(32, 2 ** max(0, (length - 1).bit_length() - 3))
+    step = max(16, 2 ** max(0, (length - 1).bit_length() - 3))
     return -(-length // step) * step
 
 

@@ -1,0 +1,184 @@
+"""Whole runs of a tiny job: what they write, what stops them, what does not change them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.controller import tiny
+from yatt_jax.config import ConfigError, parse
+from yatt_jax.controller.job import Job
+from yatt_jax.controller.online import train
+from yatt_jax.controller.plan import make_plan
+from yatt_jax.controller.rows import minibatch_indices, padded_minibatch, padded_rows
+from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.rewards import RewardError
+
+
+def run(folder: Path, name: str = "run", *, data: int = 1, **changes: Any) -> dict[str, Any]:
+    """Runs a tiny job on ``data`` devices and returns its final parameters."""
+    changes = {"parallel__train__data": data, "parallel__rollout__data": data} | changes
+    plan = plan_on(folder, data, **changes)
+    with Job(plan, folder / name) as job:
+        train(job)
+        return jax.device_get({role: state.params for role, state in job.states.items()})
+
+
+def plan_on(folder: Path, devices: int, **changes: Any):
+    config = parse(tiny.config(folder, **changes))
+    some = jax.devices()[:devices]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: some)
+        return make_plan(config)
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def test_a_run_writes_everything_it_promises(tmp_path: Path) -> None:
+    run(tmp_path, report__tensorboard=True)
+    folder = tmp_path / "run"
+    metrics = lines(folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == [0, 1, 2]
+    assert {"eval/reward", "eval/reward_ci95"} <= metrics[0].keys()
+    for name in ("rollout/reward", "rollout/kl_k3", "train/actor/ratio_max", "train/critic/value_loss", "time/train"):
+        assert name in metrics[1], name
+    assert "eval/reward" not in metrics[1]
+    assert "eval/reward" in metrics[2]
+    samples = lines(folder / "samples.jsonl")
+    assert {(s["step"], s["split"]) for s in samples} == {(0, "eval"), (1, "train"), (2, "train"), (2, "eval")}
+    assert {t["phase"] for t in lines(folder / "timeline.jsonl")} >= {"load", "rollout", "score", "train", "evaluate"}
+    assert json.loads((folder / "config.json").read_text())["config"]["steps"] == 2
+    assert "<svg" in (folder / "report.html").read_text("utf-8")
+    assert list((folder / "tensorboard").iterdir())
+    assert (folder / "export" / "model.safetensors").exists()
+
+
+def test_the_same_seed_gives_the_same_run_on_any_number_of_devices(tmp_path: Path) -> None:
+    one = run(tmp_path, "one")
+    again = run(tmp_path, "again")
+    eight = run(tmp_path, "eight", data=8)
+    other = run(tmp_path, "other", seed=4)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    texts = [[s["completion"] for s in lines(tmp_path / n / "samples.jsonl")] for n in ("one", "eight", "other")]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def test_minibatches_do_not_depend_on_devices_and_reach_every_row(tmp_path: Path) -> None:
+    changes = {"hyper__epochs": 2, "hyper__minibatches": 3, "train__micro_rows": 1}
+    one, eight = plan_on(tmp_path, 1, **changes), plan_on(tmp_path, 8, **changes)
+    for few, many in zip(minibatch_indices(one, 6, 5), minibatch_indices(eight, 6, 5), strict=True):
+        assert len(many) == padded_minibatch(eight) == 8
+        np.testing.assert_array_equal(few, many[: len(few)])
+        assert set(many[len(few) :].tolist()) == {padded_rows(eight, 6) - 1}
+    epochs = np.split(np.concatenate(list(minibatch_indices(one, 6, 5))), 2)
+    assert all(sorted(e) == list(range(6)) for e in epochs)
+    assert epochs[0].tolist() != epochs[1].tolist()
+    assert epochs[0].tolist() != np.concatenate(list(minibatch_indices(one, 6, 6)))[:6].tolist()
+
+
+def test_a_run_directory_that_holds_a_run_is_kept(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    plan = plan_on(tmp_path, 1)
+    with pytest.raises(InputError, match=r"holds a run of 2 steps; .*--overwrite"):
+        Job(plan, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    with Job(plan, tmp_path / "run", overwrite=True):
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""
+
+
+def test_non_finite_updates_stop_the_run_and_keep_the_weights(tmp_path: Path) -> None:
+    plan = plan_on(tmp_path, 1, train__max_skipped=2, hyper__epochs=3)
+    with Job(plan, tmp_path / "run") as job:
+        before = jax.device_get(job.states["actor"].params)
+        job.programs = nan_advantages(job.programs)
+        with pytest.raises(RunFailure, match=r"3 updates of the actor in a row .*max_skipped = 2"):
+            train(job)
+        assert int(job.states["actor"].skipped) == 3
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(job.states["actor"].params), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def nan_advantages(programs):
+    import dataclasses
+
+    def prepare(*args):
+        batch, metrics = programs.prepare(*args)
+        return dataclasses.replace(batch, advantages=batch.advantages * np.nan), metrics
+
+    return dataclasses.replace(programs, prepare=prepare)
+
+
+def test_a_failing_reward_names_its_sample_or_is_counted(tmp_path: Path) -> None:
+    rewards = {"bad": {"fn": "tests.controller.tiny:fails_on_b"}}
+    with pytest.raises(RewardError, match=r"prompts.jsonl:\d+"):
+        run(tmp_path, rewards=rewards)
+    run(tmp_path, "counted", rewards=rewards, reward_on_error="count")
+    counted = lines(tmp_path / "counted" / "metrics.jsonl")[1]
+    assert counted["rollout/reward_errors/bad"] > 0
+    assert 0 < counted["rollout/reward_invalid"] < 1
+    assert np.isfinite(counted["train/actor/loss"])
+
+
+def test_adaptive_kl_moves_its_coefficient(tmp_path: Path) -> None:
+    run(tmp_path, hyper__kl__adaptive_target=1e-6, hyper__kl__adaptive_horizon=60.0, steps=3)
+    coefficients = [m["rollout/kl_coef"] for m in lines(tmp_path / "run" / "metrics.jsonl")[1:]]
+    # KL starts at 0, below the target, and is far above it after the first update; the clip is 20 % x 6 rows / 60.
+    assert coefficients[1] == pytest.approx(0.05 * 0.98)
+    assert coefficients[2] == pytest.approx(0.05 * 0.98 * 1.02)
+
+
+def test_target_kl_drops_the_rest_of_a_step_and_warmup_leaves_the_actor(tmp_path: Path) -> None:
+    run(tmp_path, "free", hyper__epochs=4)
+    run(tmp_path, "bound", hyper__epochs=4, hyper__target_kl=1e-9)
+    run(tmp_path, "warm", hyper__epochs=4, hyper__critic_warmup_steps=1)
+    steps = {n: lines(tmp_path / n / "metrics.jsonl")[1]["train/actor/updates"] for n in ("free", "bound", "warm")}
+    # The first minibatch finds the policy unmoved, the second finds it moved.
+    assert steps == {"free": 4, "bound": 2, "warm": 0}
+
+
+def test_samples_of_a_group_differ_and_groups_without_signal_are_counted(tmp_path: Path) -> None:
+    run(tmp_path, rollout__prompts=2, rollout__samples_per_prompt=3)
+    samples = [s for s in lines(tmp_path / "run" / "samples.jsonl") if s["split"] == "train" and s["step"] == 1]
+    assert [s["group"] for s in samples] == [0, 0, 0, 1, 1, 1]
+    assert len({s["sample_id"] for s in samples}) == 6
+    assert len({s["completion"] for s in samples}) > 3
+    assert 0 <= lines(tmp_path / "run" / "metrics.jsonl")[1]["rollout/groups_without_signal"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hyper__minibatches": 4}, r"minibatches = 4 does not divide the 6 rows .*\[1, 2, 3, 6\]"),
+        ({"parallel__train__tensor": 8}, r"parallel.train.tensor = 8 does not divide the model's heads = 4"),
+        ({"parallel__train__fsdp": 3, "parallel__train__data": 1}, r"parallel.train: .* = 3 devices, and there are 8"),
+        ({"data__max_prompt_tokens": 600}, r"= 606 is longer than the model's 512 positions"),
+        ({"model__tokenizer": ""}, r"config.model.tokenizer is empty"),
+        ({"model__init__family": "lama"}, r"lama"),
+        ({"model__path": "nowhere/at/all"}, r"nowhere/at/all"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_loads(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, InputError), match=words):
+        make_plan(parse(tiny.config(tmp_path, **changes)))
+
+
+def test_the_dry_run_describes_the_run(tmp_path: Path) -> None:
+    plan = make_plan(parse(tiny.config(tmp_path, parallel__train__fsdp=4, parallel__rollout__tensor=2)))
+    text = plan.describe()
+    assert '"fsdp": 4' in text
+    assert f"{plan.models['actor'].parameter_count:,} parameters" in text
+    assert "key-value cache (rollout)" in text
+    assert "1 updates of 6 rows" in text
