@@ -90,33 +90,36 @@ def _pick(x: jax.Array, index_BS: jax.Array) -> jax.Array:
 
 
 def _chunks(x: jax.Array, per_row: int) -> jax.Array:
-    """``[B, S, ...]`` to ``[chunks, B, c, ...]``, padded with zeros, with the fewest chunks of about equal size."""
+    """``[B, S, ...]`` to ``[chunks, B c, ...]``, padded with zeros, with the fewest chunks of about equal size.
+
+    Rows and their tokens become one dimension, rows first: products and their gradients are then plain matrix products.
+    """
     B, S = x.shape[:2]
     count = -(-S // per_row)
     size = -(-S // count)
     x = jnp.pad(x, [(0, 0), (0, count * size - S)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0)
+    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0).reshape(count, B * size, *x.shape[2:])
 
 
-def _join(x: jax.Array, size: int) -> jax.Array:
-    """Undoes ``_chunks``."""
-    x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :size]
+def _join(x: jax.Array, rows: int, size: int) -> jax.Array:
+    """Undoes ``_chunks``: ``[chunks, B c, ...]`` to ``[B, S, ...]``."""
+    x = jnp.moveaxis(x.reshape(x.shape[0], rows, -1, *x.shape[2:]), 0, 1)
+    return x.reshape(rows, -1, *x.shape[3:])[:, :size]
 
 
 def _logits(
     softcap: float, hidden: jax.Array, matrix: jax.Array, tokens: jax.Array, kept: jax.Array | None, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Logits of one chunk, where each row's token stands, and the derivative of logits by raw logits."""
-    z = jnp.einsum("bcd,vd->bcv", hidden, matrix, preferred_element_type=jnp.float32)
-    z = constrain(z, "rows", None, "act_vocab")
+    z = jnp.einsum("nd,vd->nv", hidden, matrix, preferred_element_type=jnp.float32)
+    z = constrain(z, "rows", "act_vocab")
     slope = 1.0 / scale
     if softcap:
         bent = jnp.tanh(z / softcap)
         z, slope = softcap * bent, (1.0 - bent * bent) / scale
     z = z / scale
     # A comparison and a sum instead of indexing: they stay local where the vocabulary is split over devices.
-    hit = jax.lax.broadcasted_iota(jnp.int32, z.shape, 2) == tokens[..., None]
+    hit = jax.lax.broadcasted_iota(jnp.int32, z.shape, 1) == tokens[..., None]
     if kept is not None:
         z = jnp.where(unpack_kept(kept, z.shape[-1]) | hit, z, _REMOVED)
     return z, hit, slope
@@ -147,7 +150,7 @@ def _scores(
 
     parts = jax.tree.map(lambda x: _chunks(x, per_row), (hidden_BSD, tokens_BS, kept_BSW))
     logprobs, entropy = jax.lax.map(one, parts)
-    return _join(logprobs, tokens_BS.shape[1]), _join(entropy, tokens_BS.shape[1])
+    return _join(logprobs, *tokens_BS.shape), _join(entropy, *tokens_BS.shape)
 
 
 def _scores_forward(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale):
@@ -168,9 +171,9 @@ def _scores_backward(per_row, shards, softcap, saved, cotangents):
         p = jnp.exp(log_p)
         dz = d_logprobs[..., None] * (hit - p) - d_entropy[..., None] * p * (log_p + entropy[..., None])
         dz = (dz * slope).astype(hidden.dtype)
-        d_hidden = jnp.einsum("bcv,vd->bcd", dz, matrix_VD)
+        d_hidden = dz @ matrix_VD
         dz, hidden = (x.reshape(shards, -1, *x.shape[1:]) for x in (dz, hidden))
-        share_RVD = jnp.einsum("rbcv,rbcd->rvd", dz, hidden, preferred_element_type=jnp.float32)
+        share_RVD = jnp.einsum("rnv,rnd->rvd", dz, hidden, preferred_element_type=jnp.float32)
         return constrain(d_matrix_RVD + share_RVD, "rows", "act_vocab", None), d_hidden
 
     per_token = (hidden_BSD, tokens_BS, kept_BSW, logprobs_BS, entropy_BS, *cotangents)
@@ -178,7 +181,7 @@ def _scores_backward(per_row, shards, softcap, saved, cotangents):
     start = constrain(jnp.zeros((shards, *matrix_VD.shape), jnp.float32), "rows", "act_vocab", None)
     d_matrix_RVD, d_hidden = jax.lax.scan(one, start, parts)
     d_matrix = jnp.sum(d_matrix_RVD, axis=0)
-    d_hidden = _join(d_hidden, tokens_BS.shape[1])
+    d_hidden = _join(d_hidden, *tokens_BS.shape)
     return d_hidden, d_matrix.astype(matrix_VD.dtype), None, None, jnp.zeros_like(scale)
 
 
