@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -14,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from yatt_jax.errors import InputError
+from yatt_jax.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from yatt_jax.types import Sample
@@ -127,7 +126,5 @@ def _check_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any], ke
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    found = difflib.get_close_matches(name, names, n=1)
-    if found:
-        return f" (did you mean {found[0]!r}?)"
-    return f"; it has {', '.join(names)}" if 0 < len(names) <= 12 else ""
+    short = f"; it has {', '.join(names)}" if 0 < len(names) <= 12 else ""
+    return nearest(name, names) or short
