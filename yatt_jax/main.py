@@ -31,11 +31,14 @@ def main(argv: Sequence[str]) -> None:
     """Runs the job that the flags describe."""
     if len(argv) > 1:
         raise configuration.ConfigError(f"unexpected argument {argv[1]!r}: settings are given as --config.KEY=VALUE")
-    if FLAGS.config is None:
+    if not FLAGS["config"].present:
         raise configuration.ConfigError("--config is missing: name a file, as --config=configs/ppo_smollm2.py")
     if not FLAGS.workdir and not FLAGS.dry_run:
         raise configuration.ConfigError("--workdir is missing: name a folder for the run, as --workdir=runs/first")
-    config = configuration.parse(FLAGS.config)
+    try:
+        config = configuration.parse(FLAGS.config)
+    except OSError as error:  # a file that does not load shows itself only now when no key is overridden
+        raise configuration.ConfigError(_reason(error)) from error
     _use_compilation_cache(config.compilation_cache)
     # jax and the models are imported only now, so that a faulty config is reported at once.
     from yatt_jax.controller.job import Job
@@ -62,20 +65,24 @@ def _parse_flags(argv: list[str]) -> list[str]:
     """Absl's parser, with config mistakes turned into ``ConfigError``."""
     try:
         return FLAGS(argv)
-    except flags.Error as error:
-        raise configuration.ConfigError(str(error)) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise configuration.ConfigError(f"--config: {_first_line(error)}") from error
-    except (FileNotFoundError, IsADirectoryError) as error:
-        near = nearest(str(error.filename or error), [str(p) for p in Path("configs").glob("*.py")])
-        raise configuration.ConfigError(f"--config: {_first_line(error)}{near}") from error
     except SyntaxError as error:
         raise configuration.ConfigError(f"--config: {error.filename}, line {error.lineno}: {error.msg}") from error
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise configuration.ConfigError(_reason(error)) from error
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error.args[0]) if error.args and not isinstance(error, OSError) else str(error)
-    return re.sub(r"\s+", " ", text).strip()
+def _reason(error: Exception) -> str:
+    """What went wrong with the flags, without the tracebacks that the config loader puts into its messages."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    missing = re.search(r"No such file or directory: '([^']+\.py)'", text)
+    if missing:
+        near = nearest(missing[1], [str(p) for p in Path("configs").glob("*.py")])
+        return f"--config: no such file: {missing[1]}{near}"
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in text:
+        return f"--config: {said[-1]}"
+    # A KeyError shows its message as a literal, with escapes.
+    return "--config: " + re.sub(r"\\n|\\'|\s+", " ", text).strip("' ")
 
 
 def run() -> None:

@@ -210,7 +210,7 @@ def test_rows_and_prompts_of_one() -> None:
     for i in (1, 3):  # a prompt of one token has no prefill; one as long as the bucket fills it
         rollout, samples = generate(EVERYTHING, engine(rows=1), order=[i])
         assert samples[0].tokens == expected[i].tokens
-        assert rollout.inputs.tokens.shape == (1, 32)
+        assert rollout.inputs.tokens.shape == (1, 16)
     rollout, samples = generate(Sampling(max_new_tokens=1))
     assert engine().stats.steps == engine().stats.waves == 3
     assert all(len(s.tokens) == 1 and s.finish == "length" for s in samples)
