@@ -207,10 +207,11 @@ def test_samples_depend_on_seed_and_sample_alone(rows: int, devices: int, tensor
 
 def test_rows_and_prompts_of_one() -> None:
     _, expected = generate(EVERYTHING)
-    for i in (1, 3):  # a prompt of one token has no prefill; one as long as the bucket fills it
+    # A prompt of one token has no prefill; one as long as the bucket fills it.
+    for i, padded in ((1, 16), (3, 32)):
         rollout, samples = generate(EVERYTHING, engine(rows=1), order=[i])
         assert samples[0].tokens == expected[i].tokens
-        assert rollout.inputs.tokens.shape == (1, 16)
+        assert rollout.inputs.tokens.shape == (1, padded)
     rollout, samples = generate(Sampling(max_new_tokens=1))
     assert engine().stats.steps == engine().stats.waves == 3
     assert all(len(s.tokens) == 1 and s.finish == "length" for s in samples)
