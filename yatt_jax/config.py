@@ -246,8 +246,11 @@ def load_algo(name: str) -> types.ModuleType:
         raise ConfigError(f"algo = {name!r}: no such algorithm{nearest(name, known)}; there are {known}") from None
 
 
-def default_config(algo: str = "ppo") -> ConfigDict:
-    """Every key with its default, as an unlocked ConfigDict for config files to fill in."""
+def default_config(algo: str = "ppo") -> Any:
+    """Every key with its default, as an unlocked ConfigDict for config files to fill in.
+
+    Typed ``Any``: a type checker knows nothing of a ConfigDict's keys, and ``parse`` checks them all.
+    """
     tree = {f.name: _default(f) for f in dataclasses.fields(Config)}
     tree["algo"] = algo
     tree["hyper"] = to_dict(load_algo(algo).Hyper())

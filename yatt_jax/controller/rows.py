@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from yatt_jax.controller.plan import Plan
-from yatt_jax.types import PyTree, Rollout
+from yatt_jax.types import Rollout
 
 
 def padded_rows(plan: Plan, rows: int) -> int:
@@ -62,8 +62,3 @@ def minibatch_indices(plan: Plan, rows: int, step: int) -> Iterator[np.ndarray]:
         order = np.random.default_rng((plan.config.seed, step, epoch)).permutation(rows)
         for part in np.split(order, hyper.minibatches):
             yield np.concatenate([part, np.full(size - len(part), last)]).astype(np.int32)
-
-
-def host(tree: PyTree) -> PyTree:
-    """A tree of arrays as NumPy arrays."""
-    return jax.device_get(tree)
