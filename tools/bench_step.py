@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from yatt_jax.config import default_config, parse
-from yatt_jax.controller import rows as row_ops
+from yatt_jax.controller.hosts import Hosts
 from yatt_jax.controller.load import load_weights
 from yatt_jax.controller.plan import Plan, make_plan
 from yatt_jax.controller.programs import make_programs
+from yatt_jax.controller.rows import Mover
 from yatt_jax.controller.update import init_state
 from yatt_jax.errors import InputError
 from yatt_jax.rollout.engine import Engine
@@ -110,7 +111,7 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
         states["actor"].params, prompts, plan.config.rollout.sampling, seed=0, sample_ids=ids, groups=ids, version=0
     )
     phases = {"sample": _time(sample, runs)}
-    rollout, rewards = row_ops.place(plan, sample()[0], np.linspace(0, 1, rows))
+    rollout, rewards, _ = Mover(plan, Hosts()).place(sample()[0], np.linspace(0, 1, rows))
     temperature = jnp.float32(1)
     scores = {}
     for role in plan.algo.scored_by(plan.config.hyper):

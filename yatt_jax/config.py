@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from ml_collections import ConfigDict
 
+from yatt_jax.controller.hosts import ControllerConfig
 from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.data.prompts import DataConfig
 from yatt_jax.errors import InputError, nearest
@@ -211,6 +212,7 @@ class Config:
     critic_optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
+    controller: ControllerConfig = ControllerConfig()
     evaluation: EvalConfig = EvalConfig()
     report: ReportConfig = ReportConfig()
     compilation_cache: str = "~/.cache/yatt_jax"

@@ -2,6 +2,9 @@
 
 ``--dry_run`` prints what a run would do and how much memory it needs, without loading weights. The exit status is 0
 after a finished run, 2 for bad input (the message says what and how to mend it) and 1 when the run itself failed.
+
+A job of several processes runs the same command in each, with ``--distributed`` on a cluster that jax knows (Slurm,
+Open MPI, Cloud TPU, Kubernetes), or with ``--coordinator``, ``--processes`` and ``--process``; see ``launch/``.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ config_flags.DEFINE_config_file(
 flags.DEFINE_string("workdir", None, "Where the run writes: metrics, samples, report.html, the exported model.")
 flags.DEFINE_bool("overwrite", False, "Discard an earlier run in --workdir and start anew.")
 flags.DEFINE_bool("dry_run", False, "Print the resolved config, sizes and memory by role, and stop.")
+flags.DEFINE_bool("distributed", False, "Join the other processes of the cluster that this one was started in.")
+flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, to join a job without a cluster's help.")
+flags.DEFINE_integer("processes", 0, "With --coordinator: the number of processes.")
+flags.DEFINE_integer("process", -1, "With --coordinator: the number of this process, from 0.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -39,18 +46,37 @@ def main(argv: Sequence[str]) -> None:
         config = configuration.parse(FLAGS.config)
     except OSError as error:  # a file that does not load shows itself only now when no key is overridden
         raise configuration.ConfigError(_reason(error)) from error
+    _check_process()
     _use_compilation_cache(config.compilation_cache)
-    # jax and the models are imported only now, so that a faulty config is reported at once.
+    # The models are imported only now, so that a faulty config is reported at once.
+    from yatt_jax.controller.hosts import join
     from yatt_jax.controller.job import Job
     from yatt_jax.controller.online import train
     from yatt_jax.controller.plan import make_plan
 
-    plan = make_plan(config)
-    if FLAGS.dry_run:
-        print(plan.describe())
+    with join(config.controller, FLAGS.coordinator, FLAGS.processes, FLAGS.process, detect=FLAGS.distributed) as hosts:
+        plan = make_plan(config)
+        if FLAGS.dry_run:
+            if hosts.is_main:
+                print(plan.describe())
+            return
+        with Job(plan, Path(FLAGS.workdir), hosts, overwrite=FLAGS.overwrite) as job:
+            train(job)
+
+
+def _check_process() -> None:
+    """``--coordinator``, ``--processes`` and ``--process`` come together."""
+    count, number = FLAGS.processes, FLAGS.process
+    if not FLAGS.coordinator:
+        if count or number != -1:
+            raise configuration.ConfigError("--processes and --process need --coordinator=HOST:PORT")
         return
-    with Job(plan, Path(FLAGS.workdir), overwrite=FLAGS.overwrite) as job:
-        train(job)
+    if FLAGS.distributed:
+        raise configuration.ConfigError("--coordinator and --distributed: give one of them")
+    if not re.fullmatch(r".+:\d+", FLAGS.coordinator):
+        raise configuration.ConfigError(f"--coordinator={FLAGS.coordinator}: expected HOST:PORT")
+    if not 0 <= number < count:
+        raise configuration.ConfigError(f"--process={number} --processes={count}: expected 0 <= process < processes")
 
 
 def _use_compilation_cache(folder: str) -> None:

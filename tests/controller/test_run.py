@@ -12,12 +12,14 @@ import pytest
 
 from tests.controller import tiny
 from yatt_jax.config import ConfigError, parse
+from yatt_jax.controller.hosts import Hosts
 from yatt_jax.controller.job import Job
 from yatt_jax.controller.online import train
 from yatt_jax.controller.plan import make_plan
-from yatt_jax.controller.rows import minibatch_indices, padded_minibatch, padded_rows
+from yatt_jax.controller.rows import Mover, minibatch_rows
 from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.rewards import RewardError
+from yatt_jax.types import Inputs, Rollout
 
 
 def run(folder: Path, name: str = "run", *, data: int = 1, **changes: Any) -> dict[str, Any]:
@@ -77,17 +79,41 @@ def test_the_same_seed_gives_the_same_run_on_any_number_of_devices(tmp_path: Pat
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
-def test_minibatches_do_not_depend_on_devices_and_reach_every_row(tmp_path: Path) -> None:
+def test_minibatches_reach_every_row_in_an_order_of_seed_and_step(tmp_path: Path) -> None:
+    plan = plan_on(tmp_path, 1, hyper__epochs=2, hyper__minibatches=3)
+    drawn = list(minibatch_rows(plan, 5))
+    assert [len(rows) for rows in drawn] == [2] * 6
+    epochs = [[row for rows in drawn[i : i + 3] for row in rows.tolist()] for i in (0, 3)]
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert any(a.tolist() != b.tolist() for a, b in zip(drawn, minibatch_rows(plan, 6), strict=True))
+
+
+def test_minibatches_hold_the_same_rows_on_any_number_of_devices(tmp_path: Path) -> None:
     changes = {"hyper__epochs": 2, "hyper__minibatches": 3, "train__micro_rows": 1}
-    one, eight = plan_on(tmp_path, 1, **changes), plan_on(tmp_path, 8, **changes)
-    for few, many in zip(minibatch_indices(one, 6, 5), minibatch_indices(eight, 6, 5), strict=True):
-        assert len(many) == padded_minibatch(eight) == 8
-        np.testing.assert_array_equal(few, many[: len(few)])
-        assert set(many[len(few) :].tolist()) == {padded_rows(eight, 6) - 1}
-    epochs = np.split(np.concatenate(list(minibatch_indices(one, 6, 5))), 2)
-    assert all(sorted(e) == list(range(6)) for e in epochs)
-    assert epochs[0].tolist() != epochs[1].tolist()
-    assert epochs[0].tolist() != np.concatenate(list(minibatch_indices(one, 6, 6)))[:6].tolist()
+    found = []
+    for devices in (1, 8):
+        plan = plan_on(tmp_path, devices, **changes)
+        mover = Mover(plan, Hosts())
+        rollout, rewards, placed = mover.place(six_rows(), np.arange(6.0))
+        assert sorted(row for row in placed.source.tolist() if row >= 0) == list(range(6))
+        np.testing.assert_array_equal(mover.own(rewards, placed), np.arange(6.0))
+        np.testing.assert_array_equal(mover.own(rollout.sample_id, placed), np.arange(6) + 10)
+        parts = [np.asarray(part.sample_id) for part in mover.minibatches(rollout, placed, 5)]
+        found.append([sorted(part[part > 0].tolist()) for part in parts])
+    assert found[0] == found[1]
+    assert [row - 10 for part in found[0][:3] for row in part] == [
+        row for rows in list(minibatch_rows(plan, 5))[:3] for row in rows.tolist()
+    ]
+
+
+def six_rows() -> Rollout:
+    """Rows of 1 to 6 tokens with sample ids 10 to 15."""
+    segments = (np.arange(16)[None] <= np.arange(6)[:, None]).astype(np.int32)
+    numbers = np.arange(6, dtype=np.int32)
+    zeros: Any = np.zeros((6, 16), np.float32)
+    inputs = Inputs(segments, segments, segments)  # pyright: ignore[reportArgumentType]
+    return Rollout(inputs, zeros, zeros, zeros, numbers + 10, numbers, numbers, zeros[:, 0] > 0)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_run_directory_that_holds_a_run_is_kept(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_nothing_compiles_when_values_change() -> None:
         assert seen == []
 
 
-def test_split_rows_exchange_nothing_but_flags() -> None:
+def test_split_rows_exchange_nothing_but_flags_and_counts() -> None:
     programs = engine(8, 8)._programs
     tokens, zeros = np.zeros((8, 16), np.int32), np.zeros(8, np.int32)
     rows, caches = programs.start(tokens, zeros, np.zeros(2, np.uint32), zeros)
@@ -272,7 +272,7 @@ def test_split_rows_exchange_nothing_but_flags() -> None:
     text = programs.decode.lower(*args).compile().as_text()
     moved = re.findall(r"= (\S+) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert moved
-    assert set(moved) == {"pred[]"}
+    assert set(moved) == {"pred[]", "s32[]"}
 
 
 def test_stop_ids_end_rows_and_no_step_follows_the_last() -> None:

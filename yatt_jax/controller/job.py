@@ -15,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from yatt_jax.config import to_dict
-from yatt_jax.controller import rows as row_ops
+from yatt_jax.controller.hosts import Hosts, Sums, totals
 from yatt_jax.controller.load import load_weights
 from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.programs import make_programs
+from yatt_jax.controller.rows import Mover, Placed
 from yatt_jax.controller.update import init_state
 from yatt_jax.data.prompts import PromptSource
 from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.io.export import save_folder
+from yatt_jax.io.model_card import run_card
+from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.repartition import repartition
 from yatt_jax.report import facts as run_facts
 from yatt_jax.report import html
@@ -33,7 +36,7 @@ from yatt_jax.report.samples import SampleLog
 from yatt_jax.report.sinks import open_optional
 from yatt_jax.report.timeline import Timeline
 from yatt_jax.rewards import Scores, build
-from yatt_jax.rollout.engine import Engine
+from yatt_jax.rollout.engine import Engine, Stats
 from yatt_jax.rollout.sampling import Sampling
 from yatt_jax.types import Metrics, Params, Prompt, PyTree, Rollout, Sample, TrainState
 
@@ -48,54 +51,51 @@ class Job:
 
     Args:
       plan: the checked run.
-      workdir: the run directory.
+      workdir: the run directory, the same for all processes.
+      hosts: this process among those of the job.
       overwrite: discard an earlier run that is there.
 
     Raises:
       InputError: data, rewards or weights that cannot be used, or a run directory that holds a run.
     """
 
-    def __init__(self, plan: Plan, workdir: Path, *, overwrite: bool = False):
+    def __init__(self, plan: Plan, workdir: Path, hosts: Hosts | None = None, *, overwrite: bool = False):
         self.plan = plan
+        self.hosts = hosts = hosts or Hosts()
         self.config, self.algo = plan.config, plan.algo
         config = plan.config
         # Cheap checks come first: data and rewards before weights, weights before compiling.
         self.prompts = PromptSource(
-            config.data, plan.tokenizer, prompts_per_step=config.rollout.prompts, seed=config.seed
+            config.data,
+            plan.tokenizer,
+            prompts_per_step=config.rollout.prompts,
+            seed=config.seed,
+            process_index=hosts.process,
+            process_count=hosts.count,
         )
         self.held_out = self.prompts.evaluation(config.evaluation.prompts) if config.evaluation.every else []
         self.scorer = build(config.rewards, on_error=config.reward_on_error, workers=config.reward_workers)
         self._exit = contextlib.ExitStack()
-        self.run = RunDir.open(workdir)
+        self.run = RunDir.open(workdir, hosts.process, hosts.count)
         self._exit.callback(self.run.close)
         self._start_anew(overwrite)
         self.run.write_config(to_dict(config), run_facts.gather(self._parameters()))
         self.timeline = Timeline(self.run)
-        self.console = self._exit.enter_context(open_console())
+        hosts.waiting = lambda: self.timeline.phase("wait")
+        self.console = self._exit.enter_context(open_console(hosts.process))
         self._exit.callback(self.scorer.close)
         self.samples = SampleLog(self.run)
-        optional = open_optional(
-            self.run,
-            to_dict(config),
-            tensorboard=config.report.tensorboard,
-            wandb_project=config.report.wandb_project,
-        )
-        self.writer = MetricsWriter([JsonlSink(self.run)], [ConsoleSink(self.console, config.steps), *optional])
+        self.writer = self._open_sinks()
         self._exit.callback(self.writer.close)
         self.programs = make_programs(plan)
+        self.mover = Mover(plan, hosts)
+        self._placed: Placed | None = None
+        self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
         self.states: dict[str, TrainState] = {}
         self.frozen: dict[str, Params] = {}
         self._load()
-        self.engine = Engine(
-            plan.models["actor"],
-            plan.tokenizer,
-            plan.rollout,
-            rows=min(config.rollout.rows or plan.rows, max(plan.rows, len(self.held_out))),
-            prompt_buckets=plan.prompt_buckets,
-            max_new_tokens=config.rollout.sampling.max_new_tokens,
-            record_kept=plan.record_kept,
-        )
-        self.first_step = 0
+        self.engine = self._make_engine()
+        self.first_step = self._step = 0
         self.kl_coef = config.hyper.kl.coef
         self._updates: list[Metrics] = []
         self._pending: dict[str, float] = {}
@@ -106,8 +106,40 @@ class Job:
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
+    def _open_sinks(self) -> MetricsWriter:
+        """What the step's metrics go to; the first process writes them for all."""
+        config = self.config
+        if not self.hosts.is_main:
+            return MetricsWriter()
+        optional = open_optional(
+            self.run,
+            to_dict(config),
+            tensorboard=config.report.tensorboard,
+            wandb_project=config.report.wandb_project,
+        )
+        return MetricsWriter([JsonlSink(self.run)], [ConsoleSink(self.console, config.steps), *optional])
+
+    def _make_engine(self) -> Engine:
+        """The engine of this process's rows; all processes have as many."""
+        plan, sampling = self.plan, self.config.rollout
+        most = math.ceil(sampling.prompts / self.hosts.count) * sampling.samples_per_prompt
+        held_out = max(self.hosts.gather("held-out prompts", len(self.held_out)))
+        self.held_out_anywhere = held_out > 0
+        wanted = math.ceil(sampling.rows / self.hosts.count) or most
+        group = sampling_group(plan.rollout).members
+        return Engine(
+            plan.models["actor"],
+            plan.tokenizer,
+            plan.rollout,
+            rows=min(wanted, max(most, held_out)),
+            prompt_buckets=plan.prompt_buckets,
+            max_new_tokens=sampling.sampling.max_new_tokens,
+            record_kept=plan.record_kept,
+            agree=lambda value: self.hosts.gather("lengths of prompts", value, group),
+        )
+
     def _start_anew(self, overwrite: bool) -> None:
-        last = self.run.last_step()
+        last = max(self.hosts.gather("the run directory", self.run.last_step()), key=lambda step: step or -1)
         if last is not None and not overwrite:
             raise InputError(
                 f"{self.run.path}: holds a run of {last} steps; name another --workdir, or discard it with --overwrite"
@@ -139,6 +171,7 @@ class Job:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """A timed phase of a step."""
+        self.hosts.note(name, self._step)
         with self.timeline.phase(name), self.console.phase(name):
             yield
 
@@ -150,7 +183,7 @@ class Job:
         count = self.config.rollout.samples_per_prompt
         ids = [number * count + i for number in draw.numbers for i in range(count)]
         prompts = [prompt for prompt in draw.prompts for _ in range(count)]
-        groups = [group for group in range(len(draw.prompts)) for _ in range(count)]
+        groups = [number % self.config.rollout.prompts for number in draw.numbers for _ in range(count)]
         return self.generate(prompts, ids, groups, self.sampling, seed=self.config.seed, version=step)
 
     def generate(
@@ -165,14 +198,18 @@ class Job:
     ) -> tuple[Rollout, list[Sample]]:
         """Samples a response to each prompt with the current actor; see ``Engine.generate``."""
         actor = self.plan.models["actor"]
-        laid_out = repartition(self.states["actor"].params, actor.axes, self.plan.rollout)
-        return self.engine.generate(
-            laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
-        )
+        with self.timeline.phase("repartition"):
+            laid_out = repartition(self.states["actor"].params, actor.axes, self.plan.rollout)
+            laid_out = self.engine.group.take(laid_out, actor.axes)
+        with self.timeline.phase("sample"):
+            return self.engine.generate(
+                laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
+            )
 
     def reward(self, samples: Sequence[Sample]) -> Scores:
         """Scores samples on the host; NaN marks an invalid one, such as a row whose logits were not finite."""
-        scores = self.scorer(samples)
+        with self.timeline.phase("reward"):
+            scores = self.scorer(samples)
         broken = np.array([sample.finish == "invalid" for sample in samples], bool)
         return dataclasses.replace(scores, total=np.where(broken, np.float32(np.nan), scores.total))
 
@@ -182,21 +219,29 @@ class Job:
         return self.programs.score[role](params, rollout, self._temperature)
 
     @property
-    def _temperature(self) -> jax.Array:
-        return jnp.float32(self.config.rollout.sampling.temperature)
+    def _temperature(self) -> np.float32:
+        return np.float32(self.config.rollout.sampling.temperature)
 
     def place(self, rollout: Rollout, rewards: Scores) -> tuple[Rollout, jax.Array]:
         """Rows and rewards on the devices, spread over the data shards."""
-        return row_ops.place(self.plan, rollout, rewards.total)
+        with self.timeline.phase("exchange"):
+            rows, row_rewards, self._placed = self.mover.place(rollout, rewards.total)
+        before, after = self._placed.spread
+        self._pending |= {
+            "rollout/shard_spread_before": before,
+            "rollout/shard_spread": after,
+            "rollout/rows_moved": self._placed.moved,
+        }
+        return rows, row_rewards
 
     def prepare(self, rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
         """The algorithm's batch, and facts about the rollout."""
-        return self.programs.prepare(rollout, rewards, scores, jnp.float32(self.kl_coef))
+        return self.programs.prepare(rollout, rewards, scores, np.float32(self.kl_coef))
 
     def minibatches(self, batch: PyTree, step: int) -> Iterator[PyTree]:
         """The minibatches of a step: every row once an epoch, in a new order each time."""
-        for indices in row_ops.minibatch_indices(self.plan, self.plan.rows, step):
-            yield self.programs.take(batch, jnp.asarray(indices))
+        assert self._placed is not None
+        yield from self.mover.minibatches(batch, self._placed, step)
 
     def update(self, role: str, minibatch: PyTree) -> None:
         """One optimizer step of a role; its metrics stay on the devices until the step is reported."""
@@ -218,18 +263,20 @@ class Job:
           RunFailure: too many updates in a row were skipped for a non-finite loss or gradient.
         """
         states = {f"{role}/{name}": getattr(state, name) for role, state in self.states.items() for name in _COUNTERS}
-        advantages = mean_advantages(batch)
-        *metrics, counters, advantages = jax.device_get(([facts], self._updates, states, advantages))
+        advantages = self._mean_advantages(batch)
+        *metrics, counters = jax.device_get(([facts], self._updates, states))
         found = to_floats(metrics[0])
         updates = to_floats(metrics[1]) if metrics[1] else {}
         self._updates = []
         found["kl_coef"] = self.kl_coef
-        self._adapt(found, len(samples))
-        self._pending |= grouped("rollout", found | reward_metrics(rewards, samples) | self._engine_metrics())
+        self._adapt(found, self.plan.rows)
+        own = reward_sums(rewards, samples) | engine_sums(self.engine.stats)
+        found |= spread(totals(self.hosts.gather("metrics of a step", own)))
+        self._pending |= grouped("rollout", found)
         self._pending |= grouped("train", updates | self._rates(counters))
         every = self.config.report.samples_every
         if every and step % every == 0:
-            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, advantages[: len(samples)])
+            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, self._own(advantages))
         self._check_skipped(counters)
 
     def write(self, step: int) -> None:
@@ -241,6 +288,7 @@ class Job:
         self.writer.step(step, self._pending | times)
         self._pending = {}
         self.timeline.begin(step + 1)
+        self._step = step + 1
 
     def finish(self) -> None:
         """Exports the actor and writes the page."""
@@ -256,10 +304,16 @@ class Job:
                     self.plan.tokenizer,
                     dtype=self.config.model.dtype,
                     generation_config=self.plan.generation_config,
+                    run=run_card(self.run.path),
+                    hosts=self.hosts,
                 )
-            self.console.message(f"model written to {folder}; talk to it with: python -m tools.chat {self.run.path}")
-        self.write_page()
-        self.console.message(f"report: {self.run.report_file}")
+            if self.hosts.is_main:
+                said = f"model written to {folder}; talk to it with: python -m tools.chat {self.run.path}"
+                self.console.message(said)
+        self.hosts.barrier("the report")  # everything is in the files that it is made of
+        if self.hosts.is_main:
+            self.write_page()
+            self.console.message(f"report: {self.run.report_file}")
 
     def write_page(self) -> None:
         """Renews report.html from the run directory; a page that cannot be made never stops a run."""
@@ -271,6 +325,11 @@ class Job:
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         """Adds figures to the line that is written next."""
         self._pending |= metrics
+
+    def _own(self, values: jax.Array) -> np.ndarray:
+        """This process's part of an array with a value for each placed row."""
+        assert self._placed is not None
+        return self.mover.own(values, self._placed)
 
     def _adapt(self, found: Mapping[str, float], rows: int) -> None:
         """Steers the price of the divergence by what the rollout showed."""
@@ -286,10 +345,6 @@ class Job:
             rates[f"{role}/skipped"] = float(counters[f"{role}/skipped"])
         return rates
 
-    def _engine_metrics(self) -> dict[str, float]:
-        stats = self.engine.stats
-        return {"tokens": float(stats.tokens), "decode_steps": float(stats.steps), "slot_fill": stats.fill}
-
     def _check_skipped(self, counters: Mapping[str, Any]) -> None:
         limit = self.config.train.max_skipped
         for role in self.states:
@@ -303,33 +358,47 @@ class Job:
 
 
 _COUNTERS = ("step", "skipped", "skipped_in_row")
+_SQUARES = "reward_squares"
 
 
-@jax.jit
 def mean_advantages(batch: PyTree) -> jax.Array:
     """Mean advantage of each row over its trained tokens."""
     mask = batch.response_mask
     return jnp.sum(batch.advantages * mask, axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1.0)
 
 
-def reward_metrics(rewards: Scores, samples: Sequence[Sample]) -> dict[str, float]:
-    """Spread of the rewards, each single reward, and the share of groups whose samples all got the same."""
+def reward_sums(rewards: Scores, samples: Sequence[Sample]) -> Sums:
+    """Figures about this process's rewards as totals and weights, to be added over processes.
+
+    Each single reward, its invalid values and errors; the moments of their total (see ``spread``); the share of groups
+    whose samples all got the same.
+    """
     total = np.asarray(rewards.total, np.float64)
     valid = total[np.isfinite(total)]
-    found = {"reward_std": float(valid.std()) if len(valid) else math.nan}
-    found |= {f"reward/{name}": _mean(values) for name, values in rewards.rewards.items()}
-    found |= {f"reward_invalid/{name}": float(count) for name, count in rewards.invalid.items()}
-    found |= {f"reward_errors/{name}": float(count) for name, count in rewards.errors.items()}
+    moments = [float(np.sum(valid**power)) for power in (1, 2)]
+    found: Sums = {"reward_std": (moments[0], len(valid)), _SQUARES: (moments[1], len(valid))}
+    for name, values in rewards.rewards.items():
+        finite = np.asarray(values, np.float64)[np.isfinite(values)]
+        found[f"reward/{name}"] = float(finite.sum()), len(finite)
+    found |= {f"reward_invalid/{name}": (float(count), None) for name, count in rewards.invalid.items()}
+    found |= {f"reward_errors/{name}": (float(count), None) for name, count in rewards.errors.items()}
     groups: dict[int, list[float]] = {}
     for sample, value in zip(samples, total, strict=True):
         if math.isfinite(value):
             groups.setdefault(sample.group, []).append(value)
     several = [values for values in groups.values() if len(values) > 1]
-    if several:
-        found["groups_without_signal"] = sum(max(v) == min(v) for v in several) / len(several)
-    return found
+    same = sum(max(values) == min(values) for values in several)
+    return found | {"groups_without_signal": (float(same), len(several))}
 
 
-def _mean(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
+def engine_sums(stats: Stats) -> Sums:
+    """Figures of this process's sampling, to be added over processes."""
+    tokens = float(stats.tokens)
+    return {"tokens": (tokens, None), "decode_steps": (float(stats.steps), 1), "slot_fill": (tokens, stats.computed)}
+
+
+def spread(means: dict[str, float]) -> dict[str, float]:
+    """Turns the moments of ``reward_sums`` into a standard deviation, and leaves out what there is none of."""
+    variance = means.pop(_SQUARES) - means["reward_std"] ** 2
+    means["reward_std"] = math.sqrt(max(variance, 0.0)) if math.isfinite(variance) else math.nan
+    return {name: value for name, value in means.items() if math.isfinite(value) or name != "groups_without_signal"}

@@ -62,9 +62,9 @@ def from_actor(plan: Plan, model: Model, actor: Params) -> Params:
     if model.kind == "lm":
         rest = {k: jnp.copy(v).astype(model.abstract[k].dtype) for k, v in actor.items() if k != "decoder"}
         return shared | rest
-    fresh = {
-        name: jax.tree.map(lambda x, s: jax.device_put(jnp.zeros(x.shape, x.dtype), s), tree, shardings[name])
-        for name, tree in model.abstract.items()
-        if name != "decoder"
-    }
-    return shared | fresh
+    head = {name: tree for name, tree in model.abstract.items() if name != "decoder"}
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), head),
+        out_shardings={name: shardings[name] for name in head},
+    )
+    return shared | zeros()

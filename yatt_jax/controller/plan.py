@@ -19,6 +19,7 @@ from yatt_jax.models import families
 from yatt_jax.models.build import Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.parallel import memory
+from yatt_jax.parallel.local import job_devices, sampling_group
 from yatt_jax.parallel.partition import Partition, divisors, make_partitions
 from yatt_jax.rollout.sampling import Sampling
 
@@ -136,7 +137,8 @@ def make_plan(config: Config) -> Plan:
     """
     algo = load_algo(config.algo)
     try:
-        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout)
+        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout, job_devices())
+        sampling_group(rollout)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     tokenizer = tokenizers.load_tokenizer(config.model.tokenizer or _require_model(config))

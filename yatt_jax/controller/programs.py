@@ -1,4 +1,4 @@
-"""The compiled programs of a job: scoring, preparing, picking a minibatch, updating."""
+"""The compiled programs of a job: scoring, preparing, updating."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from yatt_jax.controller.optimizer import make_optimizer
 from yatt_jax.controller.plan import Plan
@@ -25,7 +24,6 @@ class Programs:
     Attributes:
       score: role -> ``(params, rollout, temperature) -> Logprobs | Values``.
       prepare: ``(rollout, rewards, scores, kl_coef) -> batch, metrics``.
-      take: ``(batch, indices) -> minibatch``.
       update: role -> ``(state, minibatch, temperature) -> state, metrics``; the state is donated.
       transforms: role -> optax transformation.
       schedules: role -> learning rate by optimizer step.
@@ -33,7 +31,6 @@ class Programs:
 
     score: dict[str, Callable[[Params, Rollout, jax.Array], PyTree]]
     prepare: Callable[[Rollout, jax.Array, dict[str, PyTree], jax.Array], tuple[PyTree, Metrics]]
-    take: Callable[[PyTree, jax.Array], PyTree]
     update: dict[str, Update]
     transforms: dict[str, Any]
     schedules: dict[str, Callable[[int], Any]]
@@ -58,9 +55,6 @@ def make_programs(plan: Plan) -> Programs:
         batch, metrics = algo.prepare(rollout, rewards, scores, hyper, kl_coef)
         return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, plan.train.rows), batch), metrics
 
-    def take(batch: PyTree, indices: jax.Array) -> PyTree:
-        return jax.tree.map(lambda x: jnp.take(x, indices, axis=0), batch)
-
     def make_update(role: str) -> Update:
         forward, loss = forwards[role], algo.LOSSES[role]
 
@@ -80,7 +74,6 @@ def make_programs(plan: Plan) -> Programs:
     return Programs(
         score={role: make_score(forwards[role], plan.train, plan.score_micro) for role in algo.SCORED_BY},
         prepare=jax.jit(prepare),
-        take=jax.jit(take, out_shardings=plan.train.rows),
         update={role: make_update(role) for role in algo.TRAINS},
         transforms={role: tx for role, (tx, _) in made.items()},
         schedules={role: schedule for role, (_, schedule) in made.items()},

@@ -163,5 +163,6 @@ def init_state(params: Params, tx: optax.GradientTransformation, partition: Part
     shardings = jax.tree.map(lambda x: x.sharding, params)
     where = state_shardings(params, shardings, tx, partition)
     opt = jax.jit(tx.init, out_shardings=where.opt)(params)
-    step, skipped, skipped_in_row = (jax.device_put(jnp.int32(0), partition.replicated) for _ in range(3))
+    zeros = jax.jit(lambda: tuple(jnp.int32(0) for _ in range(3)), out_shardings=partition.replicated)
+    step, skipped, skipped_in_row = zeros()
     return TrainState(step=step, params=params, opt=opt, skipped=skipped, skipped_in_row=skipped_in_row)

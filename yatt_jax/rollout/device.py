@@ -79,8 +79,9 @@ class Programs:
     ``start``: ``(prompt_tokens [B, P], lengths [B], seed_words [2], sample_id [B]) -> Rows, Caches``. A length of 0 is
     an unused row, which counts as ended.
     ``prefill``: ``(params, caches, prompt_tokens) -> Caches``. The caches given are donated.
-    ``decode``: ``(params, caches, rows, controls, halt [B], limit) -> Caches, Rows, steps``. Ends the rows in ``halt``,
-    then runs until all rows have ended, at most ``limit`` steps. Caches and rows given are donated.
+    ``decode``: ``(params, caches, rows, controls, halt [B], limit) -> Caches, Rows, steps, running``. Ends the rows in
+    ``halt``, then runs until all rows have ended, at most ``limit`` steps; ``running`` is the number that have not.
+    Caches and rows given are donated.
 
     Args:
       model: a language model.
@@ -145,7 +146,7 @@ class Programs:
 
     def _decode(
         self, params: Params, caches: Caches, state: Rows, controls: Controls, halt: jax.Array, limit: jax.Array
-    ) -> tuple[Caches, Rows, jax.Array]:
+    ) -> tuple[Caches, Rows, jax.Array, jax.Array]:
         lm = self._model.bind(params)
         blocks = lm.decoder.unstacked() if self._unroll else None
         state = dataclasses.replace(state, reason=jnp.where(halt & (state.reason == RUNNING), STOP, state.reason))
@@ -168,7 +169,8 @@ class Programs:
         carry = self._place_caches(caches), self._place(state), jnp.int32(0)
         with self._partition.active():
             caches, state, steps = jax.lax.while_loop(more, step, carry)
-        return self._place_caches(caches), self._place(state), steps
+        running = jnp.sum((state.reason == RUNNING).astype(jnp.int32))
+        return self._place_caches(caches), self._place(state), steps, running
 
     # The layout is the same at every program's edge: otherwise the second call would compile for the first's output.
 

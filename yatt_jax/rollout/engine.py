@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import numpy as np
 
 from yatt_jax.models.build import Model
 from yatt_jax.ops.select import Filters
+from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.rollout import device
 from yatt_jax.rollout.assemble import Result, assemble
@@ -86,8 +88,8 @@ class Engine:
     Args:
       model: a language model.
       tokenizer: for stop strings and completions.
-      partition: the sampling partition.
-      rows: rows sampled at a time, rounded up to a multiple of the partition's row shards.
+      partition: the job's sampling partition; this process samples on its part of it (see ``parallel.local``).
+      rows: rows that this process samples at a time, rounded up to a multiple of its row shards.
       prompt_buckets: lengths that prompts are padded to.
       max_new_tokens: capacity for response tokens; ``Sampling.max_new_tokens`` may be less.
       record_kept: return ``Rollout.kept``, V / 8 bytes a token; nothing is spent on it otherwise.
@@ -96,8 +98,10 @@ class Engine:
       unroll: decode with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
         of a second copy of the weights while decoding.
       progress: called as sampling proceeds.
+      agree: exchanges a value with the other members of the group; needed where the group has several.
 
     Attributes:
+      group: the processes that sample together, and their devices.
       stats: figures of the last ``generate``.
 
     Raises:
@@ -118,6 +122,7 @@ class Engine:
         cache_dtype: str | None = None,
         unroll: bool | None = None,
         progress: Callable[[Progress], None] | None = None,
+        agree: Callable[[list[int]], list[list[int]]] | None = None,
     ):
         if model.kind != "lm":
             raise ValueError(f"sampling needs a language model, and this is a {model.kind} model")
@@ -127,8 +132,13 @@ class Engine:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
         if not prompt_buckets:
             raise ValueError("prompt_buckets is empty: give at least one prompt length")
-        shards = partition.row_shards
+        self.group = sampling_group(partition)
+        partition = self.group.partition
+        members = len(self.group.members)
+        # Together, each member has its rows on its own devices before and after they are sampled.
+        shards = partition.row_shards if self.group.alone else partition.mesh.size // members
         self.rows = -(-rows // shards) * shards
+        self._agree = agree or (lambda value: [value])
         self.buckets = tuple(sorted(set(prompt_buckets)))
         self.max_new_tokens = max_new_tokens
         self.record_kept = record_kept
@@ -138,10 +148,11 @@ class Engine:
         self._tokenizer = tokenizer
         self._progress = progress
         self._compiled: set[int] = set()
+        self._get = self.group.getter()
         self._programs = device.Programs(
             model,
             partition,
-            rows=self.rows,
+            rows=self.rows * members,
             max_new_tokens=max_new_tokens,
             record_kept=record_kept,
             cache_dtype=cache_dtype,
@@ -164,7 +175,7 @@ class Engine:
         More prompts than rows are sampled in waves, sorted by length.
 
         Args:
-          params: weights, in the sampling partition.
+          params: weights, in the sampling partition, as ``group.take`` gives them.
           prompts: one for each response; repeat a prompt to sample it several times.
           sampling: sampling parameters.
           seed: of the run, 0 to 2^64 - 1.
@@ -187,12 +198,12 @@ class Engine:
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))
         self.stats = Stats()
         results: dict[int, Result] = {}
-        for begin in range(0, len(order), self.rows):
+        for number, longest in enumerate(self._longest([len(prompts[i].tokens) for i in order])):
+            begin = number * self.rows
             wave = order[begin : begin + self.rows]
             ids = [sample_ids[i] for i in wave]
-            found = self._wave(
-                params, [prompts[i] for i in wave], sampling, seed, ids, before=begin, total=len(prompts)
-            )
+            wanted = [prompts[i] for i in wave]
+            found = self._wave(params, wanted, sampling, seed, ids, longest=longest, before=begin, total=len(prompts))
             results.update(zip(wave, found, strict=True))
         finished = [results[i] for i in range(len(prompts))]
         samples = [
@@ -202,6 +213,16 @@ class Engine:
         rollout = assemble(prompts, finished, samples, version, self._vocab if self.record_kept else None)
         self.stats = dataclasses.replace(self.stats, seconds=time.perf_counter() - begun)
         return rollout, samples
+
+    def _longest(self, lengths: Sequence[int]) -> list[int]:
+        """The longest prompt of each wave, over all members: they step together.
+
+        Args:
+          lengths: of this process's prompts, descending.
+        """
+        own = list(lengths[:: self.rows])
+        everyone = self._agree(own)
+        return [max(waves) for waves in itertools.zip_longest(*everyone, fillvalue=0)]
 
     def _check(
         self,
@@ -245,11 +266,11 @@ class Engine:
         seed: int,
         sample_ids: Sequence[int],
         *,
+        longest: int,
         before: int,
         total: int,
     ) -> list[Result]:
         """Samples at most as many prompts as there are rows; ``before`` of ``total`` have been sampled."""
-        longest = max(len(p.tokens) for p in prompts)
         bucket = next(b for b in self.buckets if b >= longest)
         tokens = np.zeros((self.rows, bucket), np.int32)
         lengths, ids = np.zeros(self.rows, np.int32), np.zeros(self.rows, np.int32)
@@ -260,32 +281,38 @@ class Engine:
             self._tell("compile", before, total, self.stats.tokens)
             self._compiled.add(bucket)
         seed_words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-        state, cache = self._programs.start(tokens, lengths, seed_words, ids)
+        put, members = self.group.put, len(self.group.members)
+        placed = put(tokens)
+        state, cache = self._programs.start(placed, put(lengths), seed_words, put(ids))
         if longest > 1:
-            cache = self._programs.prefill(params, cache, tokens)
+            cache = self._programs.prefill(params, cache, placed)
 
-        controls = row_controls(sampling, self.rows, self._vocab)
+        controls = row_controls(sampling, self.rows * members, self._vocab)
         watch = StopWatch(self._tokenizer, sampling.stop, sampling.min_new_tokens, len(prompts))
         looks = bool(sampling.stop) or self._progress is not None
         limit = np.int32(self.chunk if looks else sampling.max_new_tokens)
-        halt, running, sampled, steps = np.zeros(self.rows, bool), True, 0, 0
-        while running:
-            cache, state, ran = self._programs.decode(params, cache, state, controls, halt, limit)
-            reason, count = np.asarray(state.reason), np.asarray(state.count)
+        halt, running, steps = np.zeros(self.rows, bool), True, 0
+        while running:  # by what the devices count: the same for all members
+            cache, state, ran, left = self._programs.decode(params, cache, state, controls, put(halt), limit)
+            steps, running = steps + int(ran), int(left) > 0
             if sampling.stop:
-                halt[: len(prompts)] = watch.look(np.asarray(state.tokens), count)
-            running = int(np.sum((reason == device.RUNNING) & ~halt))
-            steps, sampled = steps + int(ran), int(count.sum())
-            self._tell("sample", before + len(prompts) - running, total, self.stats.tokens + sampled)
+                tokens, count = self._get((state.tokens, state.count))
+                halt = np.zeros(self.rows, bool)
+                halt[: len(prompts)] = watch.look(tokens, count)
+            if self._progress is not None:
+                reason, count = self._get((state.reason, state.count))
+                ended = len(prompts) - int(np.sum((reason == device.RUNNING) & ~halt))
+                self._tell("sample", before + ended, total, self.stats.tokens + int(count.sum()))
+        state = self._get(state)
+        sampled = int(state.count.sum())
         results = self._collect(state, watch.found)
         self.stats = self.stats + Stats.of_wave(steps, self.rows, sampled, results)
         return results
 
-    def _collect(self, state: device.Rows, stops: Sequence[Stop | None]) -> list[Result]:
-        """What the rows hold; rows past ``stops`` are unused."""
-        reason, count, tokens = np.asarray(state.reason), np.asarray(state.count), np.asarray(state.tokens)
-        sampled, plain = np.asarray(state.sampled_logprobs), np.asarray(state.plain_logprobs)
-        kept = None if state.kept is None else np.asarray(state.kept)
+    def _collect(self, state: Any, stops: Sequence[Stop | None]) -> list[Result]:
+        """What the rows hold (``device.Rows`` on the host); rows past ``stops`` are unused."""
+        reason, count, tokens, kept = state.reason, state.count, state.tokens, state.kept
+        sampled, plain = state.sampled_logprobs, state.plain_logprobs
         results = []
         for row, stop in enumerate(stops):
             n = int(count[row]) if stop is None else stop.tokens
