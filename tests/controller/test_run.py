@@ -79,6 +79,49 @@ def test_the_same_seed_gives_the_same_run_on_any_number_of_devices(tmp_path: Pat
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
+TRAIN = [
+    {"train__data": 8},
+    {"train__data": 1, "train__fsdp": 8},
+    {"train__data": 1, "train__fsdp": 4, "train__tensor": 2},
+    {"train__data": 2, "train__fsdp": 2, "train__tensor": 2},
+]
+SAMPLE = [
+    {"rollout__data": 8},
+    {"rollout__data": 4, "rollout__tensor": 2},
+    {"rollout__data": 2, "rollout__tensor": 4},  # more than the key-value heads
+]
+PARTITIONS = [
+    pytest.param(t | s, marks=[] if (i, j) in ((2, 0), (3, 1)) else pytest.mark.slow)
+    for i, t in enumerate(TRAIN)
+    for j, s in enumerate(SAMPLE)
+]
+
+
+@pytest.mark.parametrize("sizes", PARTITIONS)
+def test_three_steps_are_the_same_in_every_partition(
+    tmp_path: Path, three_steps: tuple[Path, dict[str, Any]], sizes: dict[str, int]
+) -> None:
+    changes = {f"parallel__{name}": size for name, size in sizes.items()}
+    found = run(tmp_path, data=8, **THREE | changes)
+    assert completions(tmp_path) == completions(three_steps[0])
+    for a, b in zip(jax.tree.leaves(three_steps[1]), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+THREE = {"steps": 3, "actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3, "report__export": False}
+
+
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Three steps on one device."""
+    folder = tmp_path_factory.mktemp("three")
+    return folder, run(folder, **THREE)
+
+
+def completions(folder: Path) -> list[str]:
+    return [s["completion"] for s in lines(folder / "run" / "samples.jsonl")]
+
+
 def test_minibatches_reach_every_row_in_an_order_of_seed_and_step(tmp_path: Path) -> None:
     plan = plan_on(tmp_path, 1, hyper__epochs=2, hyper__minibatches=3)
     drawn = list(minibatch_rows(plan, 5))
