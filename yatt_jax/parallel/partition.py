@@ -12,7 +12,7 @@ import contextvars
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -164,15 +164,21 @@ def divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def make_partitions(train: Split, rollout: Split, devices: Sequence[Any] | None = None) -> tuple[Partition, Partition]:
+def make_partitions(
+    train: Split, rollout: Split, devices: Sequence[Any] | None = None, *, kv_heads: Collection[int] = ()
+) -> tuple[Partition, Partition]:
     """Builds the mesh and its two partitions.
 
-    The tensor axis is innermost in both, so that parameters keep it on the same dimension when they move.
+    The tensor axis is innermost in both, so that parameters keep it on the same dimension when they move. Where one
+    partition splits a dimension further than the other, its blocks lie inside the other's on the same devices: the
+    innermost mesh axis of a tensor axis counts most.
 
     Args:
       train: sizes for training.
       rollout: sizes for sampling; its fsdp must be 1.
       devices: the devices in order; all of the job's by default.
+      kv_heads: numbers of key-value heads of the models. Where a tensor axis has more devices than heads, the mesh is
+        factored there too, so that each device holds its own head and not all of them.
 
     Returns:
       The training partition and the sampling partition, over one mesh.
@@ -187,14 +193,16 @@ def make_partitions(train: Split, rollout: Split, devices: Sequence[Any] | None 
     if rollout.fsdp != 1:
         raise ValueError("parallel.rollout has no fsdp axis: sampling reads whole weights; use data and tensor")
     edges = sorted({1, train.tensor, train.tensor * train.fsdp, rollout.tensor, count})
-    for low, high in itertools.pairwise(edges):
-        if high % low:
-            raise ValueError(
-                f"parallel.rollout.tensor = {rollout.tensor} and parallel.train "
-                f"(fsdp {train.fsdp}, tensor {train.tensor}) have no common refinement: {high} is not a multiple of "
-                f"{low}; a rollout.tensor among "
-                f"{[d for d in divisors(count) if _refines(d, train)]} works"
-            )
+    if not _chain(edges):
+        low, high = next((a, b) for a, b in itertools.pairwise(edges) if b % a)
+        works = [d for d in divisors(count) if _chain([1, train.tensor, train.tensor * train.fsdp, d, count])]
+        raise ValueError(
+            f"parallel.rollout.tensor = {rollout.tensor} and parallel.train "
+            f"(fsdp {train.fsdp}, tensor {train.tensor}) have no common refinement: {high} is not a multiple of "
+            f"{low}; a rollout.tensor among {works} works"
+        )
+    for size in sorted({math.gcd(heads, split.tensor) for heads in kv_heads for split in (train, rollout)}):
+        edges = sorted({*edges, size}) if _chain([*edges, size]) else edges
     # Axis names say how many devices lie inside: a span of m1..m4 strides over 1 device, 4 apart at its end.
     spans = list(itertools.pairwise(edges))[::-1] or [(1, 1)]
     names = [f"m{low}_{high}" for low, high in spans]
@@ -206,16 +214,53 @@ def make_partitions(train: Split, rollout: Split, devices: Sequence[Any] | None 
     def partition(name: str, split: Split) -> Partition:
         inner = split.tensor
         middle = split.tensor * split.fsdp
-        by_role = {"tensor": between(1, inner), "fsdp": between(inner, middle), "data": between(middle, count)}
+        by_role = {"tensor": between(1, inner)[::-1], "fsdp": between(inner, middle), "data": between(middle, count)}
         rules = {logical: tuple(a for role in roles for a in by_role[role]) for logical, roles in ROLES.items()}
         return Partition(name, mesh, rules, split)
 
     return partition("train", train), partition("rollout", rollout)
 
 
-def _refines(tensor: int, train: Split) -> bool:
-    edges = sorted({1, train.tensor, train.tensor * train.fsdp, tensor})
-    return all(high % low == 0 for low, high in itertools.pairwise(edges))
+def _chain(sizes: Sequence[int]) -> bool:
+    """Whether each size divides the next larger one."""
+    return all(high % low == 0 for low, high in itertools.pairwise(sorted(set(sizes))))
+
+
+def axis_faults(
+    partition: Partition, *, heads: int, kv_heads: int, mlp: int, hidden: int, whose: str = "the model's"
+) -> list[str]:
+    """What in a split does not divide a model, each with the sizes that would.
+
+    Args:
+      partition: with resolved sizes.
+      heads: query heads.
+      kv_heads: key-value heads; may be fewer than the tensor axis, and are then replicated.
+      mlp: width of the MLP.
+      hidden: width of the residual stream.
+      whose: begins the model's part of a message.
+
+    Returns:
+      One message a fault.
+    """
+    tensor, fsdp, devices = partition.split.tensor, partition.split.fsdp, partition.mesh.size
+    name = f"config.parallel.{partition.name}"
+    works = [
+        d for d in divisors(devices) if heads % d == 0 and mlp % d == 0 and (kv_heads % d == 0 or d % kv_heads == 0)
+    ]
+    faults = [
+        f"{name}.tensor = {tensor} does not divide {whose} {what} = {size}; one of {works} would"
+        for what, size in (("heads", heads), ("mlp", mlp))
+        if size % tensor
+    ]
+    if kv_heads % tensor and tensor % kv_heads:
+        faults.append(
+            f"{name}.tensor = {tensor} and {whose} kv_heads = {kv_heads}: one must divide the other; "
+            f"one of {works} would do"
+        )
+    if hidden % fsdp:
+        fitting = [d for d in divisors(devices // tensor) if hidden % d == 0]
+        faults.append(f"{name}.fsdp = {fsdp} does not divide {whose} hidden = {hidden}; one of {fitting} would")
+    return faults
 
 
 def shardings(abstract: PyTree, axes: PyTree, partition: Partition) -> PyTree:
