@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from yatt_jax.controller.hosts import ControllerConfig
 from yatt_jax.controller.optimizer import OptimizerConfig
+from yatt_jax.controller.parking import Parked
 from yatt_jax.data.prompts import DataConfig
 from yatt_jax.errors import InputError, nearest
 from yatt_jax.parallel.partition import Split
@@ -133,10 +134,21 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """How the devices are split in each phase; -1 is inferred."""
+    """How the devices are split in each phase, and what they hold meanwhile.
+
+    Attributes:
+      train: sizes of the axes data, fsdp and tensor for scoring and updates; -1 is inferred.
+      rollout: data and tensor for sampling.
+      sampling_copy: the actor's layout for sampling: "drop" frees it when sampling ends and makes it again, "keep"
+        holds it until the weights change. Weights that lie alike in both partitions are never copied.
+      park: what waits in host memory during sampling: "optimizer" the optimizers' states, "all" the critic and the
+        reference as well.
+    """
 
     train: Split = Split()
     rollout: Split = Split()
+    sampling_copy: Literal["drop", "keep"] = "drop"
+    park: Parked = "none"
 
 
 @dataclasses.dataclass(frozen=True)

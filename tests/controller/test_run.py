@@ -18,7 +18,9 @@ from yatt_jax.controller.online import train
 from yatt_jax.controller.plan import make_plan
 from yatt_jax.controller.rows import Mover, minibatch_rows
 from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.parallel.park import is_parked
 from yatt_jax.rewards import RewardError
+from yatt_jax.rollout.engine import Engine
 from yatt_jax.types import Inputs, Rollout
 
 
@@ -120,6 +122,35 @@ def three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 def completions(folder: Path) -> list[str]:
     return [s["completion"] for s in lines(folder / "run" / "samples.jsonl")]
+
+
+def test_parking_and_keeping_change_nothing_but_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"parallel__train__data": 1, "parallel__train__fsdp": 2, "report__export": False}
+    plain = run(tmp_path, "plain", data=2, **sizes)
+    parked: list[dict[str, bool]] = []
+    generate = Engine.generate
+
+    def look(engine: Engine, *args: Any, **named: Any) -> Any:
+        leaves = {role: jax.tree.leaves(job[0].states[role].opt)[1] for role in ("actor", "critic")}
+        leaves["reference"] = jax.tree.leaves(job[0].frozen["reference"])[0]
+        parked.append({role: is_parked(leaf) for role, leaf in leaves.items()})
+        return generate(engine, *args, **named)
+
+    monkeypatch.setattr(Engine, "generate", look)
+    job: list[Job] = []
+    for park, expected in (("all", {"actor", "critic", "reference"}), ("optimizer", {"actor", "critic"})):
+        changes = {"parallel__park": park, "parallel__sampling_copy": "keep"}
+        with Job(plan_on(tmp_path, 2, **sizes | changes), tmp_path / park) as made:
+            job[:] = [made]
+            train(made)
+            found = jax.device_get({role: state.params for role, state in made.states.items()})
+        assert all({role for role, there in moment.items() if there} == expected for moment in parked), parked
+        parked.clear()
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
+            np.testing.assert_array_equal(a, b)
+    metrics = lines(tmp_path / "all" / "metrics.jsonl")[1]
+    assert metrics["rollout/repartition_bytes"] > 0
+    assert metrics["rollout/repartition_peak_bytes"] > 0
 
 
 def test_minibatches_reach_every_row_in_an_order_of_seed_and_step(tmp_path: Path) -> None:

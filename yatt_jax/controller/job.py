@@ -17,6 +17,7 @@ import numpy as np
 from yatt_jax.config import to_dict
 from yatt_jax.controller.hosts import Hosts, Sums, totals
 from yatt_jax.controller.load import load_weights
+from yatt_jax.controller.parking import Parking
 from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.programs import make_programs
 from yatt_jax.controller.rows import Mover, Placed
@@ -26,7 +27,7 @@ from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.io.export import save_folder
 from yatt_jax.io.model_card import run_card
 from yatt_jax.parallel.local import sampling_group
-from yatt_jax.parallel.repartition import repartition
+from yatt_jax.parallel.repartition import Moved, SecondLayout
 from yatt_jax.report import facts as run_facts
 from yatt_jax.report import html
 from yatt_jax.report.console import open_console
@@ -90,10 +91,14 @@ class Job:
         self.programs = make_programs(plan)
         self.mover = Mover(plan, hosts)
         self._placed: Placed | None = None
+        self._held = 0  # bytes of this process's rows on its host
         self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
         self.states: dict[str, TrainState] = {}
         self.frozen: dict[str, Params] = {}
         self._load()
+        actor = plan.models["actor"]
+        self.layout = SecondLayout(actor.axes, plan.rollout, keep=config.parallel.sampling_copy == "keep")
+        self.parking = Parking(config.parallel.park, self.states, self.frozen)
         self.engine = self._make_engine()
         self.first_step = self._step = 0
         self.kl_coef = config.hyper.kl.coef
@@ -197,14 +202,17 @@ class Job:
         version: int,
     ) -> tuple[Rollout, list[Sample]]:
         """Samples a response to each prompt with the current actor; see ``Engine.generate``."""
-        actor = self.plan.models["actor"]
         with self.timeline.phase("repartition"):
-            laid_out = repartition(self.states["actor"].params, actor.axes, self.plan.rollout)
-            laid_out = self.engine.group.take(laid_out, actor.axes)
+            self.parking.leave()
+            laid_out = self.layout.of(self.states["actor"].params, wait=True)
+            laid_out = self.engine.group.take(laid_out, self.plan.models["actor"].axes)
         with self.timeline.phase("sample"):
-            return self.engine.generate(
+            found = self.engine.generate(
                 laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
             )
+        self.layout.done()
+        self.parking.come_back()  # while rewards are computed
+        return found
 
     def reward(self, samples: Sequence[Sample]) -> Scores:
         """Scores samples on the host; NaN marks an invalid one, such as a row whose logits were not finite."""
@@ -224,6 +232,7 @@ class Job:
 
     def place(self, rollout: Rollout, rewards: Scores) -> tuple[Rollout, jax.Array]:
         """Rows and rewards on the devices, spread over the data shards."""
+        self._held = sum(leaf.nbytes for leaf in jax.tree.leaves(rollout))
         with self.timeline.phase("exchange"):
             rows, row_rewards, self._placed = self.mover.place(rollout, rewards.total)
         before, after = self._placed.spread
@@ -270,7 +279,8 @@ class Job:
         self._updates = []
         found["kl_coef"] = self.kl_coef
         self._adapt(found, self.plan.rows)
-        own = reward_sums(rewards, samples) | engine_sums(self.engine.stats)
+        own = reward_sums(rewards, samples) | engine_sums(self.engine.stats) | moved_sums(self.layout.moved)
+        own["bytes_per_process"] = self._held, 1
         found |= spread(totals(self.hosts.gather("metrics of a step", own)))
         self._pending |= grouped("rollout", found)
         self._pending |= grouped("train", updates | self._rates(counters))
@@ -395,6 +405,17 @@ def engine_sums(stats: Stats) -> Sums:
     """Figures of this process's sampling, to be added over processes."""
     tokens = float(stats.tokens)
     return {"tokens": (tokens, None), "decode_steps": (float(stats.steps), 1), "slot_fill": (tokens, stats.computed)}
+
+
+def moved_sums(moved: Moved | None) -> Sums:
+    """Figures of laying the actor out for sampling."""
+    if moved is None:
+        return {}
+    return {
+        "repartition_seconds": (moved.seconds or 0.0, 1),
+        "repartition_bytes": (moved.received, None),
+        "repartition_peak_bytes": (moved.peak, 1),
+    }
 
 
 def spread(means: dict[str, float]) -> dict[str, float]:

@@ -78,7 +78,8 @@ class Plan:
         for role, model in self.models.items():
             trained = role in self.algo.TRAINS
             shape = decoder_shape(model.config)
-            entries += memory.weights(role, model.abstract, model.shardings(self.train), trained=trained)
+            found = memory.weights(role, model.abstract, model.shardings(self.train), trained=trained)
+            entries += [self._parked(entry) for entry in found]
             if trained:
                 rows = math.ceil(self.minibatch_rows / self.micro / self.train.row_shards)
                 chunk = config.train.vocab_chunk if model.kind == "lm" else 0
@@ -86,10 +87,21 @@ class Plan:
         actor = self.models["actor"]
         if actor.shardings(self.train) != actor.shardings(self.rollout):
             held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
-            entries.append(memory.Entry("actor", "weights laid out for sampling", held, "rollout"))
+            phase = "always" if config.parallel.sampling_copy == "keep" else "rollout"
+            entries.append(memory.Entry("actor", "weights laid out for sampling", held, phase))
         sampled = config.rollout.rows or self.rows
         entries.append(memory.cache(decoder_shape(actor.config), sampled, tokens, self.rollout))
         return entries
+
+    def _parked(self, entry: memory.Entry) -> memory.Entry:
+        """The entry, needed for training alone where it is parked during sampling."""
+        park = self.config.parallel.park
+        moments = entry.what == "optimizer moments" and park != "none"
+        return (
+            dataclasses.replace(entry, phase="train")
+            if moments or (park == "all" and entry.role != "actor" and entry.phase == "always")
+            else entry
+        )
 
     def describe(self) -> str:
         """What ``--dry_run`` prints: the resolved config, the models, memory by role and the shape of a step."""
