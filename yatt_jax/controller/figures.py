@@ -1,0 +1,72 @@
+"""Figures of a step that are worked out on the host, one process at a time, and then added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from yatt_jax.controller.hosts import Sums
+from yatt_jax.parallel.repartition import Moved
+from yatt_jax.rewards import Scores
+from yatt_jax.rollout.engine import Stats
+from yatt_jax.types import PyTree, Sample
+
+_SQUARES = "reward_squares"
+
+
+def mean_advantages(batch: PyTree) -> jax.Array:
+    """Mean advantage of each row over its trained tokens."""
+    mask = batch.response_mask
+    return jnp.sum(batch.advantages * mask, axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1.0)
+
+
+def reward_sums(rewards: Scores, samples: Sequence[Sample]) -> Sums:
+    """Figures about this process's rewards as totals and weights, to be added over processes.
+
+    Each single reward, its invalid values and errors; the moments of their total (see ``spread``); the share of groups
+    whose samples all got the same.
+    """
+    total = np.asarray(rewards.total, np.float64)
+    valid = total[np.isfinite(total)]
+    moments = [float(np.sum(valid**power)) for power in (1, 2)]
+    found: Sums = {"reward_std": (moments[0], len(valid)), _SQUARES: (moments[1], len(valid))}
+    for name, values in rewards.rewards.items():
+        finite = np.asarray(values, np.float64)[np.isfinite(values)]
+        found[f"reward/{name}"] = float(finite.sum()), len(finite)
+    found |= {f"reward_invalid/{name}": (float(count), None) for name, count in rewards.invalid.items()}
+    found |= {f"reward_errors/{name}": (float(count), None) for name, count in rewards.errors.items()}
+    groups: dict[int, list[float]] = {}
+    for sample, value in zip(samples, total, strict=True):
+        if math.isfinite(value):
+            groups.setdefault(sample.group, []).append(value)
+    several = [values for values in groups.values() if len(values) > 1]
+    same = sum(max(values) == min(values) for values in several)
+    return found | {"groups_without_signal": (float(same), len(several))}
+
+
+def engine_sums(stats: Stats) -> Sums:
+    """Figures of this process's sampling, to be added over processes."""
+    tokens = float(stats.tokens)
+    return {"tokens": (tokens, None), "decode_steps": (float(stats.steps), 1), "slot_fill": (tokens, stats.computed)}
+
+
+def moved_sums(moved: Moved | None) -> Sums:
+    """Figures of laying the actor out for sampling."""
+    if moved is None:
+        return {}
+    return {
+        "repartition_seconds": (moved.seconds or 0.0, 1),
+        "repartition_bytes": (moved.received, None),
+        "repartition_peak_bytes": (moved.peak, 1),
+    }
+
+
+def spread(means: dict[str, float]) -> dict[str, float]:
+    """Turns the moments of ``reward_sums`` into a standard deviation, and leaves out what there is none of."""
+    variance = means.pop(_SQUARES) - means["reward_std"] ** 2
+    means["reward_std"] = math.sqrt(max(variance, 0.0)) if math.isfinite(variance) else math.nan
+    return {name: value for name, value in means.items() if math.isfinite(value) or name != "groups_without_signal"}
