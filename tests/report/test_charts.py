@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from yatt_jax.report.charts import Line, lanes, line_chart, moving_average, nice_ticks, stacked_bars, thin
-from yatt_jax.report.read import Phase, Points
+from yatt_jax.report.charts import Line, line_chart, moving_average, nice_ticks, stacked_bars, thin
+from yatt_jax.report.read import Points
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,3 @@ def test_bars_of_many_steps_are_averaged() -> None:
     bars = svg.findall("rect")
     assert 100 < len(bars) <= 150
     assert bars[0].findtext("title") == "steps 1 to 7: rollout 2.0 s"
-
-
-def test_lanes_put_processes_side_by_side() -> None:
-    phases = [
-        Phase(0, 1, "rollout", 100.0, 104.0, "end"),
-        Phase(0, 1, "rollout/decode", 101.0, 103.0, "end"),
-        Phase(1, 1, "rollout", 101.0, 110.0, "open"),
-        Phase(1, 1, "<train>", 110.0, 110.0, "error"),
-    ]
-    svg = parse(lanes(phases, {"rollout": 0}))
-    rects = svg.findall("rect")
-    assert [r.attrib["class"] for r in rects] == ["depth0 end", "depth1 end", "depth0 open", "depth0 error"]
-    places = [(float(r.attrib["x"]), float(r.attrib["y"]), float(r.attrib["width"])) for r in rects]
-    assert places[0][1] < places[1][1] < places[2][1]
-    assert places[0][2] == pytest.approx(2 * places[1][2], abs=0.1)
-    assert places[2][0] > places[0][0]
-    assert rects[3].findtext("title") == "step 1: <train> 0.00 s, ended by an error"
-    assert [t.text for t in svg.findall("text") if "process" in (t.text or "")] == ["process 0", "process 1"]

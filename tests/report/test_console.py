@@ -100,6 +100,7 @@ def test_plain_lines() -> None:
         sink.write(0, {"eval/reward": 0.25})
         sink.write(12, METRICS)
         console.message("hello")
+        console.warning("careful")
         console.samples(RECORDS, "samples of step 12", 2)
         sink.write(100, METRICS | {"time/step": 0.5})
         sink.close()
@@ -107,6 +108,7 @@ def test_plain_lines() -> None:
         "step 0/100  held-out 0.250",
         "step 12/100  reward 0.431  kl 0.012  entropy 1.5  length 21.75  18.2 s  eta 26 min 45 s",
         "hello",
+        "warning: careful",
         "samples of step 12",
         "  reward 0.500  advantage 0.100  stop, 3 tokens",
         "    p0 q",
@@ -140,13 +142,17 @@ def test_plain_phases_are_announced_once_and_bars_only_when_slow(monkeypatch: py
     assert out.getvalue().splitlines() == ["rollout ...", "rollout: 4.0 s", "sampling 4/6  16.0 s"]
 
 
-def test_other_processes_show_their_messages_only() -> None:
-    out = Terminal()
-    console = open_console(process=3, stream=out)
-    with console, console.phase("load"):
-        console.step(1, 2, METRICS)
-        console.message("stopping")
-    assert out.getvalue() == "[process 3] stopping\n"
+def test_other_processes_show_their_warnings_only() -> None:
+    for settings, mark in (({"process": 3}, "[process 3] "), ({"quiet": True}, "")):
+        out = Terminal()
+        console = open_console(stream=out, **settings)
+        with console, console.phase("load"), console.progress("sampling", 2) as advance:
+            advance(1)
+            console.step(1, 2, METRICS)
+            console.message("report: there")
+            console.samples(RECORDS, "samples")
+            console.warning("disk nearly full")
+        assert out.getvalue() == f"{mark}warning: disk nearly full\n"
 
 
 def test_live_view_shows_steps_and_messages() -> None:
@@ -157,10 +163,20 @@ def test_live_view_shows_steps_and_messages() -> None:
             advance(2)
         console.step(1, 2, METRICS)
         console.message("[bold]not markup[/bold]")
+        console.warning("[red]careful")
         console.samples(RECORDS, "samples [x]")
         console.samples([], "nothing")
     text = out.getvalue()
-    for expected in ("step 1/2", "0.431", "[bold]not markup[/bold]", "samples [x]", "c0 [b]x", "rollout", "1/2"):
+    for expected in (
+        "step 1/2",
+        "0.431",
+        "[bold]not markup[/bold]",
+        "warning: [red]careful",
+        "samples [x]",
+        "c0 [b]x",
+        "rollout",
+        "1/2",
+    ):
         assert expected in text
     assert "nothing" not in text
 

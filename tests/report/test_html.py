@@ -196,7 +196,7 @@ def test_strange_records_are_passed_over(tmp_path: Path) -> None:
     Reader(page([read]))
 
 
-def test_phases_of_a_killed_process_end_where_the_next_one_starts(tmp_path: Path) -> None:
+def test_phases_of_a_killed_process_end_with_its_last_sign_of_life(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path)
     for phase, event, moment in (
         ("load", "start", 0.0),
@@ -209,7 +209,8 @@ def test_phases_of_a_killed_process_end_where_the_next_one_starts(tmp_path: Path
         run.append("timeline", {"step": 1, "phase": phase, "event": event, "time": moment})
     found = read_run(tmp_path)
     open_ones = {p.name: (p.start, p.end) for p in found.phases if p.state == "open"}
-    assert open_ones == {"rollout": (10.0, 5000.0), "rollout/decode": (12.0, 5000.0)}
+    assert open_ones == {"rollout": (10.0, 12.0), "rollout/decode": (12.0, 12.0)}
+    assert wall_seconds(found) == 22.0  # not the hours until somebody started it again
 
 
 def test_pauses_between_stop_and_resume_do_not_count(tmp_path: Path) -> None:
@@ -282,11 +283,19 @@ def test_command(tmp_path: Path, main, capsys: pytest.CaptureFixture[str]) -> No
     first, second = str(tmp_path / "a"), str(tmp_path / "b")
     assert main([first]) == 0
     assert (tmp_path / "a" / "report.html").exists()
+    assert main([first, "--timeline", str(tmp_path / "t.svg")]) == 0
+    ET.parse(tmp_path / "t.svg")
+    with pytest.raises(SystemExit):
+        main([first, second, "--timeline", str(tmp_path / "t.svg")])
     assert main([first, second, "--svg", str(tmp_path / "run.svg"), "--title", "Reward"]) == 0
     assert (tmp_path / "report.html").exists()
     ET.parse(tmp_path / "run.svg")
-    assert capsys.readouterr().out.splitlines() == [
+    captured = capsys.readouterr()
+    assert "--timeline draws one run, and 2 are named" in captured.err
+    assert captured.out.splitlines() == [
         f"{tmp_path}/a/report.html",
+        f"{tmp_path}/a/report.html",
+        f"{tmp_path}/t.svg",
         f"{tmp_path}/report.html",
         f"{tmp_path}/run.svg",
     ]
@@ -305,4 +314,5 @@ def test_facts_name_versions_devices_and_the_command() -> None:
     assert found["command"] == "python -m yatt_jax.main '--config=a b.py'"
     assert found["parameters"] == {"actor": 5}
     assert found["devices"]["platform"] == "cpu"
+    assert (found["devices"]["processes"], found["devices"]["per_process"]) == (1, [8])
     assert {"python", "jax", "flax"} <= set(found["versions"])

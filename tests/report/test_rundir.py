@@ -171,6 +171,13 @@ def test_reading_passes_over_what_is_not_a_record(tmp_path: Path) -> None:
     assert list(read_log(tmp_path / "absent")) == []
 
 
+def test_reading_the_end_of_a_log_starts_at_a_whole_line(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.1.jsonl"
+    file.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 10)))  # 12 bytes each
+    for last, first in ((12, 9), (13, 9), (23, 9), (24, 8), (25, 8), (108, 1), (109, 1), (10_000, 1)):
+        assert next(r["step"] for r in read_log(file, last)) == first, last
+
+
 def test_a_full_disk_is_a_clear_error(tmp_path: Path) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")

@@ -64,6 +64,15 @@ def test_training_rows_are_limited_and_held_out_ones_are_not(tmp_path: Path) -> 
         SampleLog(run, -1)
 
 
+def test_processes_share_the_rows_that_are_kept(tmp_path: Path) -> None:
+    rows, zeros = [sample(i) for i in range(8)], np.zeros(8)
+    kept = [
+        len(SampleLog(RunDir.open(tmp_path, process, 4), train_rows=10).write(1, "train", rows, zeros, {}))
+        for process in range(4)
+    ]
+    assert kept == [3, 3, 3, 3]  # rounded up: a process that exists says something
+
+
 def test_short_is_the_shortest_decimal_of_a_float32() -> None:
     assert short(np.float32(0.1)) == 0.1
     assert short(1e-5) == 1e-5

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from yatt_jax.report import facts
+from yatt_jax.report.read import read_run
 from yatt_jax.report.rundir import RunDir, RunDirError
 from yatt_jax.report.timeline import Timeline
 
@@ -93,3 +97,27 @@ def test_threads_nest_on_their_own(tmp_path: Path) -> None:
         thread.start()
         thread.join()
     assert [r["phase"] for r in records(run)] == ["rollout", "reward", "reward", "rollout"]
+
+
+def test_a_process_introduces_itself(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path, 1, 2)
+    timeline = Timeline(run, 7)
+    timeline.introduce(**facts.here())
+    with timeline.phase("load"):
+        pass
+    (about, *_) = records(run)
+    assert about["time"] == pytest.approx(time.time(), abs=5)
+    assert {k: v for k, v in about.items() if k not in ("time", "host", "versions")} == {
+        "step": 7,
+        "process": 1,
+        "phase": None,
+        "event": "process",
+        "processes": 2,
+        "devices": [f"cpu {i}" for i in range(8)],
+    }
+    found = read_run(tmp_path)
+    assert found.places[1].host == socket.gethostname()
+    assert found.places[1].versions["jax"] == jax.__version__
+    assert [phase.name for phase in found.phases] == ["load"]
+    run.cut_back(6)
+    assert records(run) == []

@@ -8,13 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from yatt_jax.report.read import Phase, Points
+from yatt_jax.report.read import Points
 from yatt_jax.report.text import duration, number, safe
 
 COLOURS = 8
 MAX_POINTS = 400  # a line's points after thinning: about two a pixel column
 SMOOTHED_FROM = 40  # a line of more points than this is drawn faint, with its moving average on top
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 26
+_LEFT, _RIGHT, _TOP = 46, 12, 10
+BOTTOM = 26  # room for the axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,8 @@ def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str,
     if not values:
         return None
     x = Scale(*_spread(min(steps), max(steps), 0.0), _LEFT, width - _RIGHT)
-    y = Scale(*_spread(min(values), max(values), 0.06), height - _BOTTOM, _TOP)
-    marks = [_y_axis(y, width), _x_axis(x, height)]
+    y = Scale(*_spread(min(values), max(values), 0.06), height - BOTTOM, _TOP)
+    marks = [_y_axis(y, width), x_axis(x, height)]
     tips = []
     for line in lines:
         points = thin(line.points)
@@ -94,7 +95,7 @@ def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str,
             marks.append(_path(thin(moving_average(line.points)), x, y, line.colour, "solid"))
         shown = [[px, number(py)] for px, py in points if py is not None]
         tips.append({"n": line.label, "c": line.colour % COLOURS, "p": shown})
-    frame = {"x": [x.low, x.high, x.start, x.end], "w": width, "h": [_TOP, height - _BOTTOM], "lines": tips}
+    frame = {"x": [x.low, x.high, x.start, x.end], "w": width, "h": [_TOP, height - BOTTOM], "lines": tips}
     return "".join(marks), frame
 
 
@@ -139,9 +140,10 @@ def _y_axis(y: Scale, width: int) -> str:
     return "".join(out)
 
 
-def _x_axis(x: Scale, height: int, unit: str = "") -> str:
+def x_axis(x: Scale, height: int, unit: str = "") -> str:
+    """The axis below a chart of a height, of steps or of another unit."""
     ticks, digits = nice_ticks(x.low, x.high, 6, whole=not unit)  # there is no step 2.5
-    base = height - _BOTTOM
+    base = height - BOTTOM
     out = [f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{base}" y2="{base}"/>']
     for i, tick in enumerate(ticks):
         named = "" if i or unit else "step "
@@ -237,7 +239,7 @@ def stacked_bars(
     starts = range(0, len(steps), group)
     means = [[sum(v[i : i + group]) / len(v[i : i + group]) for i in starts] for _, v, _ in parts]
     top = max((sum(column) for column in zip(*means, strict=True)), default=0.0) or 1.0
-    y = Scale(0.0, top * 1.05, height - _BOTTOM, _TOP)
+    y = Scale(0.0, top * 1.05, height - BOTTOM, _TOP)
     slot = (width - _LEFT - _RIGHT) / len(starts)
     bar = min(slot * 0.8, 48)
     out = [_y_axis(y, width)]
@@ -260,38 +262,3 @@ def stacked_bars(
     return (
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="seconds a step">{"".join(out)}</svg>'
     )
-
-
-def lanes(phases: Sequence[Phase], colours: dict[str, int], width: int = 960) -> str:
-    """Phases side by side in time, one lane a process; phases within phases are the thin stripes below.
-
-    Args:
-      phases: at least one.
-      colours: colour of each outer phase.
-      width: in pixels at the natural size.
-    """
-    processes = sorted({phase.process for phase in phases})
-    start, end = min(p.start for p in phases), max(p.end for p in phases)
-    left, row = 74, 34
-    height = row * len(processes) + _TOP + _BOTTOM
-    x = Scale(0.0, (end - start) or 1.0, left, width - _RIGHT)
-    out = [_x_axis(x, height, " s")]
-    for lane, process in enumerate(processes):
-        middle = _TOP + row * lane + row / 2
-        out.append(
-            f'<text class="tick" x="{left - 8}" y="{middle:.1f}" dy=".32em" text-anchor="end">process {process}</text>'
-        )
-    for phase in phases:
-        depth = phase.name.count("/")
-        if depth > 2:
-            continue
-        top = _TOP + row * processes.index(phase.process) + (4, 20, 25)[depth]
-        place, size = x(phase.start - start), max((phase.end - phase.start) * (x.end - x.start) / x.high, 0.6)
-        note = f"step {phase.step}: {phase.name} {duration(phase.end - phase.start)}"
-        note += {"error": ", ended by an error", "open": ", never ended"}.get(phase.state, "")
-        out.append(
-            f'<rect class="depth{depth} {phase.state}" x="{place:.2f}" y="{top}" width="{size:.2f}" '
-            f'height="{(15, 4, 4)[depth]}" style="fill:var(--c{colours.get(phase.name.partition("/")[0], 7)})">'
-            f"<title>{safe(note)}</title></rect>"
-        )
-    return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="timeline">{"".join(out)}</svg>'

@@ -21,7 +21,7 @@ def before_and_after(run: Run) -> str:
     if not found:
         if not run.held_out:
             return ""
-        shown = sorted(run.held_out, key=lambda r: r.get("prompt_index", 0))[:PAIRS_SHOWN]
+        shown = sorted(run.held_out, key=lambda r: (r.get("prompt_index", 0), r.get("sample_id", 0)))[:PAIRS_SHOWN]
         note = f"Held-out prompts were answered once, at step {shown[0]['step']}."
         return f'<p class="soft small">{note}</p>' + "".join(_card([("", record)]) for record in shown)
     first, last = found[0][0]["step"], found[0][1]["step"]

@@ -45,32 +45,38 @@ class Console(Protocol):
         """Shows a line that stays."""
         ...
 
+    def warning(self, text: str) -> None:
+        """Shows a line that stays and that no process keeps to itself: something went wrong."""
+        ...
+
     def samples(self, records: Sequence[Record], title: str, count: int = 4) -> None:
         """Shows ``count`` completions with rewards and advantage, spread from the best to the worst."""
         ...
 
 
-def open_console(process: int = 0, stream: TextIO | None = None) -> Console:
+def open_console(process: int = 0, stream: TextIO | None = None, *, quiet: bool = False) -> Console:
     """The console that suits where the output goes.
 
     Args:
-      process: index of this process; all but the first show messages only.
+      process: index of this process; all but the first are quiet, and their lines are marked with it.
       stream: where to; standard output by default.
+      quiet: show warnings only: every process has the same to say, and one of them says it.
     """
     out = sys.stdout if stream is None else stream
-    if process == 0 and out.isatty():
+    if quiet or process > 0:
+        return QuietConsole(out, process)
+    if out.isatty():
         from yatt_jax.report.live import LiveConsole
 
         return LiveConsole(out)
-    return PlainConsole(out, process)
+    return PlainConsole(out)
 
 
 class PlainConsole:
     """Plain lines, flushed one by one, for log files and pipes."""
 
-    def __init__(self, stream: TextIO, process: int = 0):
+    def __init__(self, stream: TextIO):
         self._out = stream
-        self._process = process
         self._eta = Eta()
         self._announced: set[str] = set()
 
@@ -121,8 +127,12 @@ class PlainConsole:
         self._line("  ".join(parts))
 
     def message(self, text: str) -> None:
-        """The text, with the number of the process if it is not the first."""
-        self._line(text, every_process=True)
+        """The text."""
+        self._line(text)
+
+    def warning(self, text: str) -> None:
+        """The text, marked as a warning."""
+        self._line(f"warning: {text}")
 
     def samples(self, records: Sequence[Record], title: str, count: int = 4) -> None:
         """A few lines a completion."""
@@ -135,11 +145,50 @@ class PlainConsole:
             self._line(f"    {one_line(shown_prompt(record), 110)}")
             self._line(f"    -> {one_line(record['completion'], 160)}")
 
-    def _line(self, text: str, every_process: bool = False) -> None:
-        if self._process == 0:
-            print(text, file=self._out, flush=True)
-        elif every_process:
-            print(f"[process {self._process}] {text}", file=self._out, flush=True)
+    def _line(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+class QuietConsole:
+    """Warnings, and nothing else: for processes that run beside the one that reports."""
+
+    def __init__(self, stream: TextIO, process: int = 0):
+        self._out = stream
+        self._mark = f"[process {process}] " if process else ""
+
+    def __enter__(self) -> QuietConsole:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return contextlib.nullcontext()
+
+    def progress(self, name: str, total: int) -> AbstractContextManager[Advance]:
+        """Shows nothing."""
+        return contextlib.nullcontext(_no_advance)
+
+    def step(self, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Shows nothing."""
+
+    def message(self, text: str) -> None:
+        """Shows nothing."""
+
+    def warning(self, text: str) -> None:
+        """One line in one write, so that those of several processes on a terminal do not mix."""
+        self._out.write(f"{self._mark}warning: {text}\n")
+        self._out.flush()
+
+    def samples(self, records: Sequence[Record], title: str, count: int = 4) -> None:
+        """Shows nothing."""
+
+
+def _no_advance(count: int) -> None:
+    return None
 
 
 class Eta:

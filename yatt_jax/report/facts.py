@@ -9,12 +9,33 @@ import platform
 import shlex
 import socket
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
-_PACKAGES = ("yatt_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "grain", "numpy")
+# Those that are not installed are left out.
+_BACKENDS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin")
+_PACKAGES = ("yatt_jax", *_BACKENDS, "flax", "optax", "orbax-checkpoint", "transformers", "grain", "numpy")
+
+
+class Here(TypedDict):
+    """What one process says of itself; see ``Timeline.introduce``."""
+
+    host: str
+    devices: list[str]
+    versions: dict[str, str]
+
+
+def here() -> Here:
+    """This process: its machine, its devices, and what has to be of one version on all of them."""
+    names = [f"{device.device_kind} {device.id}" for device in jax.local_devices()]
+    return {
+        "host": socket.gethostname(),
+        "devices": names,
+        "versions": _versions(("yatt_jax", *_BACKENDS)),
+    }
 
 
 def gather(parameters: Mapping[str, int], argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -25,9 +46,11 @@ def gather(parameters: Mapping[str, int], argv: Sequence[str] | None = None) -> 
       argv: the command; by default how this process was started.
 
     Returns:
-      "command", "started", "host", "versions", "devices", "parameters".
+      "command", "started", "host", "versions", "devices", "parameters". "host" is the machine of this process; each
+      process names its own in its timeline.
     """
     devices = jax.devices()
+    of_process = Counter(device.process_index for device in devices)
     return {
         "command": command(sys.argv if argv is None else argv),
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -36,12 +59,13 @@ def gather(parameters: Mapping[str, int], argv: Sequence[str] | None = None) -> 
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cores": os.cpu_count(),
         },
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **_versions(_PACKAGES)},
         "devices": {
             "count": len(devices),
             "kind": devices[0].device_kind,
             "platform": devices[0].platform,
             "processes": jax.process_count(),
+            "per_process": [of_process[process] for process in range(jax.process_count())],
         },
         "parameters": dict(parameters),
     }
@@ -55,9 +79,9 @@ def command(argv: Sequence[str]) -> str:
     return shlex.join([*start, *rest])
 
 
-def _versions() -> dict[str, str]:
+def _versions(packages: Sequence[str]) -> dict[str, str]:
     found = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

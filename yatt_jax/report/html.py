@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from yatt_jax.report.markup import card, cell, fold, table
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, replace_text
 from yatt_jax.report.style import CSS, SCRIPT
-from yatt_jax.report.text import KL, LENGTH, duration, find, number, safe
+from yatt_jax.report.text import KL, LENGTH, counted, duration, find, number, ranges, safe
 from yatt_jax.report.times import time_section, wall_seconds
 
 _HEAD = """<!doctype html>
@@ -168,12 +169,30 @@ def _kl(run: Run) -> list[float]:
 
 def _facts(run: Run) -> str:
     rows = []
-    for name, value in [*run.facts.items(), ("folder", str(run.path))]:
-        if isinstance(value, dict):
-            value = ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
-        text = f'<span class="text">{safe(value)}</span>'
+    hosts = [("hosts", _hosts(run))] if run.places else []
+    for name, value in [*run.facts.items(), *hosts, ("folder", str(run.path))]:
+        text = f'<span class="text">{safe(_said(value))}</span>'
         rows.append(f"<tr>{cell(safe(name), 'fact')}{cell(text)}</tr>")
     if not run.config:
         return table(rows)
     config = safe(json.dumps(run.config, indent=2, ensure_ascii=False))
     return table(rows) + fold("Config", f'<pre class="card">{config}</pre>')
+
+
+def _said(value: object) -> str:
+    """A fact as text: "count 8, per process 4"."""
+    if isinstance(value, dict):
+        return ", ".join(f"{str(k).replace('_', ' ')} {_said(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return " + ".join(f"{n} x {v}" if n > 1 else v for v, n in Counter(map(str, value)).items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _hosts(run: Run) -> str:
+    """Which processes ran on which machine."""
+    of_host: dict[str, list[int]] = defaultdict(list)
+    for process, place in run.places.items():
+        of_host[place.host or "unknown"].append(process)
+    devices = sum(len(place.devices) for place in run.places.values())
+    each = [f"{host} (process {ranges(processes)})" for host, processes in sorted(of_host.items(), key=lambda e: e[1])]
+    return f"{counted(len(of_host), 'host')}, {counted(devices, 'device')}: {', '.join(each)}"

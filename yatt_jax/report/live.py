@@ -112,6 +112,10 @@ class LiveConsole:
         """A line above the view."""
         self._rich.print(Text(text))
 
+    def warning(self, text: str) -> None:
+        """A coloured line above the view."""
+        self._rich.print(Text(f"warning: {text}", style="yellow"))
+
     def samples(self, records: Sequence[Record], title: str, count: int = 4) -> None:
         """A table above the view."""
         if not records or count < 1:

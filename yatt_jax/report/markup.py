@@ -49,10 +49,15 @@ def broad(chart: str) -> str:
     return f'<div class="broad">{chart}</div>'
 
 
-def legend(entries: Iterable[tuple[str, int, str]]) -> str:
-    """Labels with the colour and the style ("box", or that of a line) of what they name."""
+def note(text: str) -> str:
+    """A small line of plain text; nothing of nothing."""
+    return f'<p class="soft small note">{safe(text)}</p>' if text else ""
+
+
+def legend(entries: Iterable[tuple[str, int, str]], more: str = "") -> str:
+    """Labels with the colour and the style ("box", or that of a line) of what they name; ``more`` is HTML."""
     items = [
         f'<span><i class="{style}" style="background:var(--c{colour % COLOURS})"></i>{safe(label)}</span>'
         for label, colour, style in entries
     ]
-    return f'<div class="legend">{"".join(items)}</div>'
+    return f'<div class="legend">{"".join(items)}{more}</div>'

@@ -48,6 +48,9 @@ PANELS = (
     Panel("Spread of rewards", r"/reward_std$"),
     Panel("Groups without signal", r"/groups_without_signal$"),
     Panel("Tokens a second", r"/tokens_per_s(econd)?$"),
+    Panel("Share of time waited for other processes", r"/waited(_max)?$"),
+    Panel("Re-partition, bytes", r"/repartition_(peak_)?bytes$"),
+    Panel("Cost of data shards, largest by mean", r"/shard_spread(_before)?$"),
     Panel("Sampler against trainer, probability difference", r"/probability_difference$"),
 )
 

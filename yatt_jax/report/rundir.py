@@ -3,7 +3,7 @@
     config.json       the resolved config, the command, versions, devices, parameter counts     process 0
     metrics.jsonl     a line a step: {"step": 3, "rollout/reward": 0.41, "time/train": 2.5}     process 0
     samples.jsonl     a line a completion                                                       every process
-    timeline.jsonl    a line when a phase starts and a line when it ends                        every process
+    timeline.jsonl    where the process runs; a line when a phase starts and when it ends       every process
     tensorboard/      event files                                                               process 0
     report.html       one self-contained page, made from the files above                        process 0
 
@@ -106,7 +106,7 @@ class RunDir:
 
     def file(self, log: Log) -> Path:
         """This process's file of a log."""
-        return self.path / _log_name(log, self.process)
+        return self.path / log_name(log, self.process)
 
     def append(self, log: Log, record: Mapping[str, Any]) -> None:
         """Appends one line; it is in the hands of the operating system when this returns.
@@ -144,7 +144,7 @@ class RunDir:
 
     def last_step(self) -> int | None:
         """The highest step in metrics.jsonl, or None in a fresh folder."""
-        steps = [record["step"] for record in read_log(self.path / _log_name("metrics", 0))]
+        steps = [record["step"] for record in read_log(self.path / log_name("metrics", 0))]
         return max(steps, default=None)
 
     def cut_back(self, step: int) -> None:
@@ -190,11 +190,23 @@ def log_files(folder: Path, log: Log) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read_log(file: Path) -> Iterator[dict[str, Any]]:
-    """Reads the whole lines of a log; what a killed process left half-written is passed over."""
+def read_log(file: Path, last: int | None = None) -> Iterator[dict[str, Any]]:
+    """Reads the whole lines of a log; what a killed process left half-written is passed over.
+
+    Args:
+      file: the log; an absent one has no lines.
+      last: only the lines that begin within so many bytes of its end.
+
+    Raises:
+      OSError: it is there and cannot be read.
+    """
     if not file.exists():
         return
     with file.open("rb") as lines:
+        skipped = 0 if last is None else file.stat().st_size - last
+        if skipped > 0:
+            lines.seek(skipped - 1)
+            lines.readline()  # the rest of the line before
         for line in lines:
             record = _parse(line)
             if record is not None:
@@ -231,7 +243,8 @@ def to_json(value: Any) -> Any:
     return str(value)
 
 
-def _log_name(log: Log, process: int) -> str:
+def log_name(log: Log, process: int) -> str:
+    """Name of a process's file of a log."""
     return f"{log}.jsonl" if process == 0 else f"{log}.{process}.jsonl"
 
 

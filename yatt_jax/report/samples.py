@@ -20,13 +20,15 @@ class SampleLog:
     """Writes completions to samples.jsonl.
 
     Attributes:
-      train_rows: training completions kept a step on this process, from the front; the held-out ones are all kept.
+      train_rows: training completions kept a step by all processes together, of each as many from the front; the
+        held-out ones are all kept.
     """
 
     def __init__(self, run: RunDir, train_rows: int = 64):
         if train_rows < 0:
             raise ValueError(f"train_rows = {train_rows}: a number of rows, 0 or more")
         self.train_rows = train_rows
+        self._own_rows = math.ceil(train_rows / run.processes)
         self._run = run
 
     def write(
@@ -61,7 +63,7 @@ class SampleLog:
         for name, values in columns.items():
             if len(values) != len(samples):
                 raise ValueError(f"{name} has {len(values)} values for {len(samples)} samples")
-        count = len(samples) if split == "eval" else min(self.train_rows, len(samples))
+        count = len(samples) if split == "eval" else min(self._own_rows, len(samples))
         records = []
         for row, sample in enumerate(samples[:count]):
             record: Record = {

@@ -12,7 +12,9 @@ SVG_RULES = """
 .tick{fill:var(--soft)}.rung{stroke:var(--grid)}.axis{stroke:var(--rule)}
 .line{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}.line.faint{stroke-width:1.2;opacity:.45}
 .dot{stroke:var(--card);stroke-width:1}rect.depth1{opacity:.75}rect.depth2{opacity:.5}rect.open{opacity:.35}
-rect.error{stroke:var(--bad);stroke-width:2}
+rect.error{stroke:var(--bad);stroke-width:2}.tick.fine{font-size:9.5px}
+.wait rect{fill:var(--card);opacity:.74}.wait line{stroke:var(--soft);stroke-dasharray:1.3 2.7;opacity:.85}
+.wait.open{opacity:.6}
 """
 
 CSS = f"""
@@ -41,6 +43,11 @@ font-variant-numeric:tabular-nums;white-space:nowrap}}.tile.wide{{grid-column:sp
 .legend{{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12.5px;color:var(--soft);margin:0 0 4px}}
 .legend i{{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}}
 .legend i.faint{{opacity:.45}}.legend i.box{{height:11px;width:11px}}
+.legend i.wait{{height:11px;width:15px;
+background:repeating-linear-gradient(90deg,var(--soft) 0 1.3px,transparent 1.3px 4px)}}
+.note{{margin:8px 0 0}}h3.apart{{margin-top:22px}}
+.stack{{display:flex;height:9px;border-radius:5px;overflow:hidden;background:var(--wash)}}.stack i{{min-width:1px}}
+tr.sum td{{font-weight:600;border-top:2px solid var(--rule)}}tr.worst td:first-child{{color:var(--bad)}}
 .key{{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}}
 .empty{{display:grid;place-items:center;color:var(--soft);font-size:13px}}
 .pair .two{{display:grid;grid-template-columns:1fr 1fr;gap:12px;margin-top:10px}}

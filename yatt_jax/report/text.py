@@ -98,6 +98,25 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: max(width - 1, 0)] + "…"
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as "0 to 3, 5, 7 to 9"."""
+    found: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if found and value == found[-1][1] + 1:
+            found[-1][1] = value
+        else:
+            found.append([value, value])
+    parts = (
+        str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low} to {high}" for low, high in found
+    )
+    return ", ".join(parts)
+
+
+def counted(count: int, what: str) -> str:
+    """A number and its noun: "1 device", "1,024 devices"."""
+    return f"{count:,} {what}{'' if count == 1 else 's' if not what.endswith('s') else 'es'}"
+
+
 def safe(text: object) -> str:
     """Text as HTML, also within attributes: no markup, and no character that cannot be seen."""
     return html.escape(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", str(text)))

@@ -6,7 +6,8 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from yatt_jax.report.rundir import RunDir
 
@@ -15,7 +16,8 @@ class Timeline:
     """Writes phases to timeline.jsonl and adds up their seconds for the metrics.
 
     A phase inside a phase is named by its path, ``rollout/prefill``. Threads nest on their own, so a phase may run
-    beside another one.
+    beside another one. A phase named "wait" is time in which this process, and so its devices, waited for the others
+    at an agreement; the report counts on it to end on all processes at the same moment.
     """
 
     def __init__(self, run: RunDir, step: int = 0):
@@ -26,6 +28,21 @@ class Timeline:
         self._nesting = threading.local()
         self._epoch = time.time() - time.monotonic()  # one clock for the whole run: never adjusted backwards
         self._mark = time.monotonic()
+
+    def introduce(self, host: str, devices: Sequence[str], versions: Mapping[str, str]) -> None:
+        """Says where this process runs; once, before its first phase: what an earlier start left open ends here.
+
+        Args:
+          host: name of the machine.
+          devices: a name for each local device.
+          versions: of the packages that have to be the same on every process; see ``facts.here``.
+
+        Raises:
+          RunDirError: the timeline cannot be written.
+        """
+        moment = time.monotonic()
+        about = {"processes": self._run.processes, "host": host, "devices": list(devices), "versions": dict(versions)}
+        self._write(self._step, None, "process", moment, **about)
 
     def begin(self, step: int) -> None:
         """Says which step the following phases belong to, and starts its clock."""
@@ -67,7 +84,7 @@ class Timeline:
             phases = {f"time/{name}": value for name, value in self._seconds.items()}
             return {**phases, "time/step": time.monotonic() - self._mark}
 
-    def _write(self, step: int, phase: str, event: str, moment: float, **more: float) -> None:
+    def _write(self, step: int, phase: str | None, event: str, moment: float, **more: Any) -> None:
         when = round(self._epoch + moment, 6)
         record = {"step": step, "process": self._run.process, "phase": phase, "event": event, "time": when, **more}
         self._run.append("timeline", record)

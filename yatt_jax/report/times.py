@@ -1,56 +1,126 @@
-"""Where the time went: by phase, by step, and process beside process."""
+"""Where the time went: by phase, by step, process beside process, and waiting for one another."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from yatt_jax.report.charts import lanes, stacked_bars
-from yatt_jax.report.markup import broad, card, cell, legend, table
+from yatt_jax.report.charts import stacked_bars
+from yatt_jax.report.lanes import View, choose, chosen_note, lanes, place_of, view
+from yatt_jax.report.markup import broad, card, cell, legend, note, table
 from yatt_jax.report.read import Run
 from yatt_jax.report.text import duration, safe
+from yatt_jax.report.waits import BETWEEN, Waited, Waits, measure, seconds_at_work
 
-_LANE_STEPS = 4
-_PAUSE_S = 60.0
+_WAITED_FROM = 0.005  # a smaller share is none worth a word
 
 
 def wall_seconds(run: Run) -> float | None:
-    """Seconds the run has been at work; pauses between a stop and a resume do not count."""
-    total, until = 0.0, None
-    for phase in run.phases:
-        if until is None or phase.start - until > _PAUSE_S:
-            total, until = total + phase.end - phase.start, phase.end
-        elif phase.end > until:
-            total, until = total + phase.end - until, phase.end
-    return total if until is not None else sum(run.values("time/step")) or None
+    """Seconds the run has been at work, by its first process; pauses between a stop and a resume do not count."""
+    first = min(run.processes, default=0)
+    return seconds_at_work(p for p in run.phases if p.process == first) or sum(run.values("time/step")) or None
 
 
 def time_section(run: Run) -> str:
-    """Totals by phase, seconds of each step, and the timeline of the last steps."""
-    colours = _colours(run)
+    """Totals by phase, seconds of each step, the timeline of the last steps, and who waited for whom."""
+    parts = [note(text) for text in run.notes]
+    colours = phase_colours(run)
     if not colours:
-        return ""
-    parts = [_totals(run, colours), _by_step(run, colours)]
-    steps = sorted({phase.step for phase in run.phases})[-_LANE_STEPS:]
-    recent = [phase for phase in run.phases if phase.step in steps]
-    if recent:
-        names = [name for name in colours if any(p.name.partition("/")[0] == name for p in recent)]
-        named = legend((name, colours[name], "box") for name in names)
-        parts.append(card(f"{named}{broad(lanes(recent, colours))}", "Timeline of the last steps"))
+        return "".join(parts)
+    several = len(run.processes) > 1
+    if several:
+        parts.append(note(f"Totals and seconds of each step are those of process {run.processes[0]}."))
+    parts += [_totals(run, colours), _by_step(run, colours)]
+    waits = measure(run) if several else None
+    if shown := view(run, waits):
+        parts.append(_timeline(shown, colours))
+    if waits:
+        parts.append(_waiting(run, waits, colours))
     return "".join(parts)
 
 
-def _colours(run: Run) -> dict[str, int]:
-    timed = [name.removeprefix("time/") for name in run.names() if name.startswith("time/")]
-    names = [*timed, *(phase.name for phase in run.phases)]
-    outer = dict.fromkeys(name.partition("/")[0] for name in names if name != "step")
-    return {name: min(i, 6) for i, name in enumerate(outer)}
+def phase_colours(run: Run) -> dict[str, int]:
+    """The colour of each outer phase, the same in every table and chart."""
+    names = [phase.name for phase in run.phases]
+    if not names:  # the metrics know them too, and beside them sums over several phases, such as time/repartition
+        timed = [name.removeprefix("time/") for name in run.names() if name.startswith("time/")]
+        nested = {name.rpartition("/")[2] for name in timed if "/" in name}
+        names = [name for name in timed if "/" in name or name not in nested | {"step"}]
+    outer = dict.fromkeys(name.partition("/")[0] for name in names)
+    return {name: min(i, 6) for i, name in enumerate(name for name in outer if name != "wait")}
 
 
-def _totals(run: Run, colours: dict[str, int]) -> str:
+def waiting_summary(waits: Waits) -> str:
+    """How much devices waited, and for whom."""
+    text = f"Devices waited {waits.share:.1%} of their time for other processes."
+    worst = waits.slowest()
+    if worst is None or waits.share < _WAITED_FROM:
+        return text
+    one, part = worst
+    return (
+        f"{text} They waited most for process {one.process}: {duration(one.held_up)} each on average, {part:.0%} of "
+        "the waiting for whoever came last."
+    )
+
+
+def _timeline(shown: View, colours: Mapping[str, int]) -> str:
+    waiting = '<span><i class="wait"></i>waiting for the others</span>' if shown.waiting() else ""
+    named = legend(((name, colours[name], "box") for name in shown.outer()), waiting)
+    notes = "".join(note(text) for text in shown.notes)
+    return card(f"{named}{broad(lanes(shown, colours))}{notes}", shown.title)
+
+
+def _waiting(run: Run, waits: Waits, colours: Mapping[str, int]) -> str:
+    """The share of time that each process's devices waited."""
+    if not any(one.phases for one in waits.each):
+        return note("No process wrote down that it waited for another.")
+    marks = choose({one.process: one.share for one in waits.each})
+    worst = waits.slowest()
+    rows = []
+    for one in waits.each:
+        if one.process in marks:
+            slowest = worst is not None and worst[0] is one
+            label = f"process {one.process}" + (f", {marks[one.process]}" if marks[one.process] else "")
+            where = place_of(run.places.get(one.process))
+            kind = ' class="worst"' if slowest else ""
+            rows.append(f"<tr{kind}>{cell(label)}{cell(safe(where), 'soft')}{_figures(one, colours)}</tr>")
+    mean = Waited(-1, 1, waits.work, waits.phases, statistics.fmean(one.held_up for one in waits.each))
+    devices = sum(one.devices for one in waits.each)
+    label = f"mean of {devices:,} devices" if run.places else "mean of processes"
+    rows.append(f'<tr class="sum">{cell(label)}{cell("")}{_figures(mean, colours)}</tr>')
+    numeric = ("waited", "share", "others waited for it")
+    made = table(rows, ("", "", "waited", "share", "", "most in", "others waited for it"), numeric)
+    span = f"Steps {waits.first} to {waits.last}. {waiting_summary(waits)}"
+    return f"<h3 class=apart>Share of time waited</h3>{note(span)}{made}{note(chosen_note(len(waits.each), marks))}"
+
+
+def _figures(one: Waited, colours: Mapping[str, int]) -> str:
+    parts, most = [], "-"
+    if one.total:
+        name = max(one.phases, key=lambda phase: one.phases[phase])
+        most = f"{safe(name)}, {one.phases[name] / one.total:.0%}"
+    for name, seconds in one.phases.items():
+        if seconds and one.work:
+            colour = 7 if name == BETWEEN else colours.get(name, 7)
+            parts.append(
+                f'<i style="width:{min(seconds / one.work, 1):.2%};background:var(--c{colour})" '
+                f'title="{safe(name)}: {duration(seconds)}"></i>'
+            )
+    return "".join(
+        (
+            cell(duration(one.total), "n"),
+            cell(f"{one.share:.1%}", "n"),
+            cell(f'<div class="stack">{"".join(parts)}</div>', "share"),
+            cell(most, "soft"),
+            cell(duration(one.held_up), "n"),
+        )
+    )
+
+
+def _totals(run: Run, colours: Mapping[str, int]) -> str:
     seconds: dict[str, list[float]] = defaultdict(list)
-    first = min((phase.process for phase in run.phases), default=0)
+    first = min(run.processes, default=0)
     for phase in run.phases:
         if phase.process == first:
             seconds[phase.name].append(phase.end - phase.start)
@@ -63,7 +133,7 @@ def _totals(run: Run, colours: dict[str, int]) -> str:
     for name in _nested_order(seconds):
         spent, depth = seconds[name], name.count("/")
         share = sum(spent) / whole
-        colour = colours[name.partition("/")[0]]
+        colour = colours.get(name.partition("/")[0], 7)
         bar = "" if depth else f'<div class="bar" style="width:{min(share, 1):.2%};background:var(--c{colour})"></div>'
         label = f'<span style="padding-left:{18 * depth}px">{safe(name.rpartition("/")[2])}</span>'
         figures = (duration(sum(spent)), f"{share:.0%}", str(len(spent)), duration(statistics.median(spent)))
@@ -81,7 +151,7 @@ def _nested_order(seconds: dict[str, list[float]]) -> list[str]:
     return sorted(seconds, key=lambda name: (-outer[name.partition("/")[0]], name.split("/")))
 
 
-def _by_step(run: Run, colours: dict[str, int]) -> str:
+def _by_step(run: Run, colours: Mapping[str, int]) -> str:
     steps = [step for step, metrics in run.steps.items() if metrics.get("time/step") is not None]
     if not steps:
         return ""
@@ -96,6 +166,6 @@ def _by_step(run: Run, colours: dict[str, int]) -> str:
     drawn: list[tuple[str, Sequence[float], int]] = [
         (name, values, colours[name]) for name, values in parts if any(values)
     ]
-    drawn.append(("between phases", rest, 7))
+    drawn.append((BETWEEN, rest, 7))
     named = legend((name, colour, "box") for name, _, colour in drawn)
     return card(f"{named}{broad(stacked_bars(steps, drawn))}", "Seconds of each step")
