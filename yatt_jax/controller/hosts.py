@@ -14,6 +14,7 @@ import ctypes
 import dataclasses
 import functools
 import json
+import math
 import signal
 import socket
 import time
@@ -193,7 +194,9 @@ def join(
     with _patched(_jax, name, **({"missed_heartbeat_callback": _ignore} if known else {})):
         try:
             jax.distributed.initialize(
-                *explicit, heartbeat_timeout_seconds=patience, initialization_timeout=int(max(30, 5 * config.timeout_s))
+                *explicit,
+                heartbeat_timeout_seconds=patience,
+                initialization_timeout=math.ceil(min(300, config.straggler_s)),
             )
         except (RuntimeError, ValueError) as error:
             where = f"--coordinator={coordinator}" if coordinator else "--distributed"

@@ -32,7 +32,8 @@ class ControllerConfig:
 
     Attributes:
       timeout_s: when a process dies, hangs or raises, all others have ended after so many seconds.
-      straggler_s: longest wait, at an agreement, for a process that is alive; beyond it the run stops.
+      straggler_s: longest wait, at an agreement, for a process that is alive; beyond it the run stops. At the start
+        the processes wait for each other as long, but no more than five minutes.
     """
 
     timeout_s: Positive = 60.0
