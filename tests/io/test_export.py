@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tools.convert_hf import main as convert_main
-from yatt_jax.io import export
+from yatt_jax.io import export, tensor_files
 from yatt_jax.io.export import ExportError, save_folder
 from yatt_jax.io.hf import load_model, read_folder
 from yatt_jax.models.build import build
@@ -204,19 +204,77 @@ def test_what_is_in_the_way(tiny, tmp_path, tokenizer, one_device):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "foreign", "out", "thesis"]  # nothing half-done
 
 
-def test_a_failure_leaves_the_earlier_export(tiny, tmp_path, tokenizer, one_device, monkeypatch):
+@pytest.mark.parametrize("at", ["tensors", "tokenizer"])
+def test_a_full_disk_leaves_the_earlier_export(at, tiny, tmp_path, tokenizer, one_device, monkeypatch):
     made, out = tiny("llama"), tmp_path / "out"
     reexport(made, "lm", out, tokenizer, one_device)
-    before = sorted(os.listdir(out))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
 
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "save_file", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    def full_disk_as_tokenizers_say(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    if at == "tensors":
+        monkeypatch.setattr(tensor_files._Writer, "_write", full_disk)
+    else:
+        monkeypatch.setattr(export, "_write_tokenizer", full_disk_as_tokenizers_say)
+    with pytest.raises(ExportError, match=r"out: the disk is full \(\d+\.\d MiB free\); nothing was exported"):
         reexport(made, "lm", out, tokenizer, one_device)
-    assert sorted(os.listdir(out)) == before
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_a_killed_export_leaves_is_cleared_away(tiny, tmp_path, tokenizer, one_device):
+    made, out = tiny("llama"), tmp_path / "out"
+    reexport(made, "lm", out, tokenizer, one_device)
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".out.old").mkdir()
+    out.rename(tmp_path / ".out.old" / "out")  # killed between the two renames
+
+    def fails(*_: Any) -> None:
+        raise ExportError("no")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "check_written", fails)
+        with pytest.raises(ExportError):
+            reexport(made, "lm", out, tokenizer, one_device)
+    assert os.listdir(tmp_path) == ["out"]  # the earlier export is back
+    np.testing.assert_allclose(outputs(stock(out, "lm")), outputs(made.model), atol=1e-5)
+    (tmp_path / ".out.old").mkdir()
+    (tmp_path / ".out.old" / "out").mkdir()  # killed after them
+    reexport(made, "lm", out, tokenizer, one_device)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+class Peers:
+    """Three processes, of which the last fails at a step."""
+
+    def __init__(self, step: str):
+        self.step, self.asked = step, []
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        self.asked.append(name)
+        return [value, None, "its disk is full" if name == self.step else None]
+
+
+@pytest.mark.parametrize("step", ["export prepared", "export seen by all", "export written", "export in place"])
+def test_a_failure_elsewhere(step, tiny, tmp_path, tokenizer, one_device):
+    made, out = tiny("llama"), tmp_path / "out"
+    peers = Peers(step)
+    with pytest.raises(ExportError, match="process 2 could not do its share: its disk is full"):
+        reexport(made, "lm", out, tokenizer, one_device, hosts=peers)
+    assert peers.asked[-1] == step
+    assert os.listdir(tmp_path) == (["out"] if step == "export in place" else [])
+    reexport(made, "lm", out, tokenizer, one_device, hosts=Peers("none"))
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_url_is_refused(tiny, tokenizer, one_device):
+    with pytest.raises(ExportError, match="gs://bucket/out: an export is a local or mounted folder"):
+        reexport(tiny("llama"), "lm", "gs://bucket/out", tokenizer, one_device)
 
 
 def test_files_are_readable_by_others(tiny, tmp_path, tokenizer, one_device):

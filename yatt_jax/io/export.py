@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-import math
 import os
 import shutil
-import uuid
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
-from yatt_jax.errors import InputError
+from yatt_jax.io.model_card import model_card
 from yatt_jax.io.safetensors_folder import INDEX, SINGLE
+from yatt_jax.io.tensor_files import (
+    DTYPES,
+    MARK,
+    TensorFile,
+    check_written,
+    owners,
+    plan_files,
+    tensor_shapes,
+    weight_map,
+    write_tensors,
+)
+from yatt_jax.io.tensors import ExportError
 from yatt_jax.models.build import Model
 from yatt_jax.models.families import family
-from yatt_jax.models.names import Leaf, flatten, leaves_of
+from yatt_jax.models.names import leaves_of
 from yatt_jax.types import Params
 
-# Marks our files in the safetensors header, so that a later export may replace the folder.
-_MARK = {"format": "pt", "written_by": "yatt_jax"}
+__all__ = ["ExportError", "Hosts", "save_folder"]
+
 _NO_TOKEN_CLASSIFIER = ("gemma3_text",)
+# A folder that one machine makes on a network file system may take so many seconds to show on the others.
+_APPEARS_WITHIN = 10.0
 
 
-class ExportError(InputError):
-    """A folder that cannot be written; the message says why and what to do."""
+class Hosts(Protocol):
+    """How the processes of a job agree."""
+
+    def gather(self, name: str, value: Any) -> Sequence[Any]:
+        """Exchanges a small JSON value: those of all processes, in their order. A wait for all of them as well."""
+        ...
+
+
+class _Devices:
+    """Agreement on a short text or None by a device collective."""
+
+    def gather(self, name: str, value: Any) -> Sequence[Any]:
+        own = np.zeros(1000, np.uint8)
+        text = (value or "").encode()[: own.size]
+        own[: len(text)] = list(text)
+        rows = multihost_utils.process_allgather(own)
+        return [bytes(row).rstrip(b"\0").decode(errors="replace") or None for row in rows]
 
 
 def save_folder(
@@ -45,13 +74,18 @@ def save_folder(
     dtype: str = "bfloat16",
     shard_bytes: int = 4 * 10**9,
     generation_config: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
     force: bool = False,
+    hosts: Hosts | None = None,
 ) -> Path:
     """Writes a model as a stock folder, all of it or nothing.
 
     A language model is written as such, a critic as a token-classification and a reward model as a
-    sequence-classification folder. Tied weights are written once. Every process must call it; the first one writes.
-    A host holds one file's tensors at a time.
+    sequence-classification folder. Tied weights are written once.
+
+    Every process of the job must call it, and each writes its share of the tensors: see ``tensor_files``. The folder
+    must lie where all of them see it. It is made beside its place under another name, and takes its place when it is
+    whole; until then, and after any failure, what was there before is untouched.
 
     Args:
       out_dir: the folder. An earlier export at that place is replaced.
@@ -62,15 +96,18 @@ def save_folder(
       dtype: of the tensors in the files: "float32", "bfloat16" or "float16".
       shard_bytes: size a safetensors file may have; more tensors go to further files, with an index.
       generation_config: generation_config.json of a language model; end tokens of tokenizer and config by default.
+      run: what the model card says of the training; see ``model_card.run_card``.
       force: replace a folder that is not an earlier export.
+      hosts: how processes agree; by default through the devices, without a time limit.
 
     Returns:
       The folder.
 
     Raises:
-      ExportError: the folder holds something else, or the model does not fit ``hf_config``.
+      ExportError: the folder holds something else, the model does not fit ``hf_config``, or it cannot be written: a
+        full disk, or a folder that not all processes see.
     """
-    out = Path(out_dir)
+    out = _local(out_dir)
     chosen = family(hf_config.get("model_type"))
     leaves = leaves_of(chosen.names, model.abstract)
     values = _config(model, dict(hf_config), tokenizer, dtype)
@@ -81,33 +118,117 @@ def save_folder(
             f"{out}: transformers has no class for a {chosen.model_type} critic; yatt_jax reads it",
             stacklevel=2,
         )
-    _check_free(out, force)
-    if jax.process_index() != 0:
-        for _ in _tensors(leaves, params, dtype):
-            pass  # takes part in gathering what no process holds alone
-        return out
-    out.parent.mkdir(parents=True, exist_ok=True)
+    files = plan_files(tensor_shapes(leaves), dtype, owners(params), shard_bytes)
     partial = _beside(out, "partial")
-    try:
-        _write_tensors(partial, leaves, params, dtype, shard_bytes)
+
+    def write_rest() -> None:
+        check_written(partial, files)
+        _write_index(partial, files)
         _write_json(partial / "config.json", values)
         if model.kind == "lm":
             _write_json(partial / "generation_config.json", _generation(values, tokenizer, generation_config))
         if tokenizer is not None:
             _write_tokenizer(partial, tokenizer)
+        (partial / "README.md").write_text(model_card(out.name, model, values, dtype, run), encoding="utf-8")
         _move_into_place(partial, out)
+
+    together = _Together(out, hosts or _Devices())
+    try:
+        together.first("prepared", lambda: _prepare(out, partial, force))
+        together.all("seen by all", lambda: _await_folder(partial))
+        together.all("written", lambda: write_tensors(partial, files, leaves, params, dtype))
+        together.first("in place", write_rest)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if jax.process_index() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     return out
+
+
+class _Together:
+    """Steps that all processes take together: where one fails, all of them raise."""
+
+    def __init__(self, out: Path, hosts: Hosts):
+        self._out, self._hosts = out, hosts
+
+    def first(self, name: str, step: Callable[[], object]) -> None:
+        """A step of the first process, which the others wait for."""
+        self.all(name, step if jax.process_index() == 0 else lambda: None)
+
+    def all(self, name: str, step: Callable[[], object]) -> None:
+        """A step of every process.
+
+        Raises:
+          ExportError: it failed here or elsewhere.
+        """
+        error: Exception | None = None
+        try:
+            step()
+        except Exception as caught:
+            error = _explained(caught, self._out)
+        told = self._hosts.gather(f"export {name}", None if error is None else str(error) or repr(error))
+        if error is not None:
+            raise error
+        for process, text in enumerate(told):
+            if text is not None:
+                raise ExportError(
+                    f"{self._out}: nothing was exported, as process {process} could not do its share: {text}"
+                )
+
+
+def _explained(error: Exception, out: Path) -> Exception:
+    """What a disk has to say, as a message to the user; other errors as they are."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if full or "os error 28" in str(error):  # as the tokenizer library says it
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f" ({shutil.disk_usage(out.parent).free / 2**20:.1f} MiB free)"
+        text = f"{out}: the disk is full{free}; nothing was exported: free some space, or use another folder"
+    elif isinstance(error, OSError):
+        text = f"{out}: nothing was exported: {error.filename or 'a file of it'}: {error.strerror or error}"
+    else:
+        return error
+    explained = ExportError(text)
+    explained.__cause__ = error
+    return explained
+
+
+def _local(path: str | Path) -> Path:
+    if "://" in str(path):
+        raise ExportError(f"{path}: an export is a local or mounted folder, not a URL")
+    return Path(path)
+
+
+def _prepare(out: Path, partial: Path, force: bool) -> None:
+    """Makes the folder that is written to, and clears away what a killed export has left."""
+    aside = _beside(out, "old")
+    if aside.exists():
+        if not out.exists():
+            os.rename(aside / out.name, out)
+        shutil.rmtree(aside)
+    _check_free(out, force)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _await_folder(folder: Path) -> None:
+    """Waits for what the first process has made to show here."""
+    end = time.monotonic() + _APPEARS_WITHIN
+    while not folder.is_dir():
+        if time.monotonic() > end:
+            raise ExportError(
+                f"process {jax.process_index()} does not see {folder}, which process 0 has made: export to a folder "
+                "on a file system that all processes share"
+            )
+        time.sleep(0.1)
 
 
 def _config(
     model: Model, values: dict[str, Any], tokenizer: PreTrainedTokenizerBase | None, dtype: str
 ) -> dict[str, Any]:
     """config.json of the kind of model that is written."""
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise ExportError(f"dtype = {dtype!r}: float32, bfloat16 or float16 can be written")
+    if dtype not in DTYPES:
+        raise ExportError(f"dtype = {dtype!r}: {', '.join(DTYPES)} can be written")
     for key in ("dtype", "_name_or_path", "id2label", "label2id", "num_labels", "problem_type", "classifier_dropout"):
         values.pop(key, None)
     values["architectures"] = [family(values["model_type"]).architectures[model.kind]]
@@ -161,52 +282,16 @@ def _is_export(folder: Path) -> bool:
     for file in folder.glob("model*.safetensors"):
         try:
             with safe_open(file, "numpy") as handle:
-                return (handle.metadata() or {}).get("written_by") == _MARK["written_by"]
+                return (handle.metadata() or {}).get("written_by") == MARK["written_by"]
         except (SafetensorError, OSError):
             return False
     return False
 
 
-def _sizes(leaves: list[Leaf], dtype: str) -> list[tuple[str, int]]:
-    """Name and bytes of every checkpoint tensor, in the order they are written."""
-    itemsize = jax.numpy.dtype(dtype).itemsize
-    return [(names[0], math.prod(leaf.inner) * itemsize) for leaf in leaves for names in leaf.names]
-
-
-def _tensors(leaves: list[Leaf], params: Params, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Every checkpoint tensor in Hugging Face layout, fetched one at a time."""
-    flat = dict(flatten(params))
-    for leaf in leaves:
-        for layer, names in enumerate(leaf.names):
-            value = flat[leaf.path]
-            value = value[layer] if leaf.stacked else value
-            if not getattr(value, "is_fully_addressable", True):
-                value = multihost_utils.process_allgather(value, tiled=True)
-            host = np.asarray(value).astype(jax.numpy.dtype(dtype))
-            yield names[0], np.ascontiguousarray(leaf.layout.to_hf(host))
-
-
-def _write_tensors(folder: Path, leaves: list[Leaf], params: Params, dtype: str, shard_bytes: int) -> None:
-    sizes = _sizes(leaves, dtype)
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes:
-        if shards[-1] and filled + size > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    count = len(shards)
-    files = [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    tensors = _tensors(leaves, params, dtype)
-    mode = folder.stat().st_mode & 0o666
-    for file, names in zip(files, shards, strict=True):
-        save_file(dict(next(tensors) for _ in names), folder / file, metadata=_MARK)
-        (folder / file).chmod(mode)  # the library makes them private
-    if count > 1:
-        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        total = sum(size for _, size in sizes)
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+def _write_index(folder: Path, files: Sequence[TensorFile]) -> None:
+    if [file.name for file in files] != [SINGLE]:
+        total = sum(file.size - len(file.header) for file in files)
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map(files)})
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -225,16 +310,20 @@ def _write_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 def _move_into_place(partial: Path, out: Path) -> None:
     """Renames the finished folder; an earlier one is set aside first and removed last."""
     if not out.exists():
-        partial.rename(out)
+        os.rename(partial, out)
         return
     aside = _beside(out, "old")
-    os.replace(out, aside / out.name)
-    partial.rename(out)
+    aside.mkdir()
+    os.rename(out, aside / out.name)
+    try:
+        os.rename(partial, out)
+    except OSError:
+        os.rename(aside / out.name, out)
+        aside.rmdir()
+        raise
     shutil.rmtree(aside)
 
 
 def _beside(out: Path, purpose: str) -> Path:
-    """A new hidden folder on the same file system, so that renaming is atomic."""
-    folder = out.parent / f".{out.name}.{purpose}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir()
-    return folder
+    """A hidden name on the same file system, so that renaming is atomic; the same in every process."""
+    return out.parent / f".{out.name}.{purpose}"

@@ -1,4 +1,4 @@
-"""What a checkpoint is to the loader: named tensors that can be read by slices."""
+"""What a checkpoint is to the loader, named tensors that can be read by slices; errors of reading and writing them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from yatt_jax.models.names import Slices
 
 class CheckpointError(InputError):
     """A model folder or file that cannot be read; the message names file and tensor, and how to mend it."""
+
+
+class ExportError(InputError):
+    """A folder that cannot be written; the message says why and what to do."""
 
 
 class TensorSource(Protocol):
