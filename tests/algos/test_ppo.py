@@ -11,6 +11,7 @@ import pytest
 
 from yatt_jax.algos import ppo
 from yatt_jax.ops.aggregate import Aggregation
+from yatt_jax.ops.correction import Correction
 from yatt_jax.ops.kl import KlPenalty
 from yatt_jax.ops.policy import Clip
 from yatt_jax.ops.rewards import Shaping
@@ -28,12 +29,12 @@ def rows() -> tuple[Rollout, dict[str, Any], dict[str, Any]]:
     """A rollout, its scores, and outputs of networks that have moved since."""
     rng = np.random.default_rng(0)
     table = jnp.ones((B, T), jnp.int32)
-    old, reference, values = (jnp.asarray(rng.normal(size=(B, T)), jnp.float32) for _ in range(3))
+    old, reference, values, mismatch = (jnp.asarray(rng.normal(size=(B, T)), jnp.float32) for _ in range(4))
     rollout = Rollout(
         inputs=Inputs(table, table, table),
         response_mask=jnp.asarray(RESPONSE, jnp.float32),
-        sampled_logprobs=old - 2,
-        plain_logprobs=old - 2,
+        sampled_logprobs=old - 2 + 0.2 * mismatch,
+        plain_logprobs=old - 2 + 0.2 * mismatch,
         sample_id=jnp.arange(B),
         group=jnp.arange(B),
         version=jnp.zeros(B, jnp.int32),
@@ -62,6 +63,7 @@ def losses(hyper: ppo.Hyper, rewards: Any = REWARDS) -> tuple[float, float]:
 
 
 BASE = ppo.Hyper()
+OVERLONG = dataclasses.replace(BASE, reward=Shaping(overlong_limit=5, overlong_cache=2))
 
 
 def test_every_option_changes_a_loss():
@@ -84,9 +86,33 @@ def test_every_option_changes_a_loss():
         ),
         "reward.mask_truncated": (BASE, dataclasses.replace(BASE, reward=Shaping(mask_truncated=True))),
         "reward.whiten_scores": (BASE, dataclasses.replace(BASE, reward=Shaping(whiten_scores=True))),
-        "reward.whiten_tokens": (BASE, dataclasses.replace(BASE, reward=Shaping(whiten_tokens=True))),
+        "reward.overlong_limit": (
+            OVERLONG,
+            dataclasses.replace(BASE, reward=Shaping(overlong_limit=6, overlong_cache=2)),
+        ),
+        "reward.overlong_cache": (
+            OVERLONG,
+            dataclasses.replace(BASE, reward=Shaping(overlong_limit=5, overlong_cache=4)),
+        ),
+        "whiten_rewards": (BASE, dataclasses.replace(BASE, whiten_rewards=True)),
+        "old_logprobs": (BASE, dataclasses.replace(BASE, old_logprobs="sampled")),
+        "correction.how": (BASE, dataclasses.replace(BASE, correction=Correction("truncate", limit=1.2))),
+        "correction.how mask": (
+            dataclasses.replace(BASE, correction=Correction("truncate", limit=1.2)),
+            dataclasses.replace(BASE, correction=Correction("mask", limit=1.2)),
+        ),
+        "correction.level": (
+            dataclasses.replace(BASE, correction=Correction("truncate")),
+            dataclasses.replace(BASE, correction=Correction("truncate", "sequence_mean")),
+        ),
+        "correction.limit": (
+            dataclasses.replace(BASE, correction=Correction("truncate", limit=1.2)),
+            dataclasses.replace(BASE, correction=Correction("truncate", limit=1.3)),
+        ),
         "clip.low": (BASE, dataclasses.replace(BASE, clip=Clip(low=0.05))),
         "clip.high": (BASE, dataclasses.replace(BASE, clip=Clip(high=0.05))),
+        "clip.level": (BASE, dataclasses.replace(BASE, clip=Clip(level="sequence_mean"))),
+        "clip.how": (BASE, dataclasses.replace(BASE, clip=Clip(how="weight"))),
         "clip.dual": (BASE, dataclasses.replace(BASE, clip=Clip(dual=1.01))),
         "aggregation.how mean": (BASE, dataclasses.replace(BASE, aggregation=Aggregation("sequence_mean"))),
         "aggregation.how sum": (BASE, dataclasses.replace(BASE, aggregation=Aggregation("sequence_sum"))),
@@ -129,6 +155,9 @@ def test_the_adaptive_coefficient_is_an_argument_that_counts():
 def test_roles():
     assert ppo.scored_by(BASE) == ("actor", "reference", "critic")
     assert ppo.scored_by(dataclasses.replace(BASE, kl=KlPenalty(place="none"))) == ("actor", "critic")
+    sampled = dataclasses.replace(BASE, old_logprobs="sampled")
+    assert ppo.scored_by(sampled) == ("reference", "critic")
+    assert ppo.check(BASE, 1) == []
     warm = dataclasses.replace(BASE, critic_warmup_steps=2)
     assert [ppo.trains(warm, step) for step in (0, 1, 2)] == [("critic",), ("critic",), ("critic", "actor")]
     assert ppo.trains(BASE, 0) == ("critic", "actor")
@@ -148,7 +177,7 @@ def prepared(rewards: Any, hyper: ppo.Hyper = BASE) -> tuple[ppo.Batch, dict[str
 def test_an_invalid_reward_is_masked_and_counted():
     rewards = REWARDS.copy()
     rewards[3] = np.nan
-    hyper = dataclasses.replace(BASE, reward=Shaping(whiten_scores=True, whiten_tokens=True))
+    hyper = dataclasses.replace(BASE, reward=Shaping(whiten_scores=True), whiten_rewards=True)
     batch, metrics = prepared(rewards, hyper)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(batch))
     assert not batch.response_mask[3].any()
@@ -234,6 +263,14 @@ def test_before_the_first_update_the_ratio_is_one_and_nothing_is_clipped():
         (lambda: Clip(low=1.2), "low = 1.2"),
         (lambda: Shaping(missing_eos="penalty"), "missing_eos = 'penalty'"),  # pyright: ignore
         (lambda: Shaping(scale=float("inf")), "scale = inf"),
+        (lambda: Shaping(overlong_limit=10), "overlong_cache = 0: from 1 to overlong_limit = 10"),
+        (lambda: Shaping(overlong_cache=10), "overlong_cache = 10: from 1 to overlong_limit = 0, or 0 with no limit"),
+        (lambda: Shaping(overlong_limit=10, overlong_cache=11), "overlong_cache = 11"),
+        (lambda: ppo.Hyper(old_logprobs="actor"), "old_logprobs = 'actor'"),  # pyright: ignore
+        (
+            lambda: ppo.Hyper(old_logprobs="sampled", correction=Correction("mask")),
+            "correction.how = 'mask' compares trainer and sampler: it needs old_logprobs = 'scored'",
+        ),
     ],
 )
 def test_faults_name_the_key(make, message):

@@ -51,7 +51,8 @@ HYPERS = {
     ),
     "k3": ppo.Hyper(
         kl=KlPenalty(estimator="k3", coef=0.5),
-        reward=Shaping(missing_eos="subtract", missing_eos_value=0.5, mask_truncated=False, whiten_tokens=True),
+        reward=Shaping(missing_eos="subtract", missing_eos_value=0.5, mask_truncated=False),
+        whiten_rewards=True,
         clip=Clip(low=0.04, high=0.06),
         value_clip=0.02,
         aggregation=Aggregation("fixed_length", 7),
@@ -143,7 +144,7 @@ def prepared(hyper: ppo.Hyper, old, reference, values) -> dict[str, Any]:
     if hyper.kl.place == "reward":
         rewards -= hyper.kl.coef * estimate(old - reference, hyper.kl.estimator) * mask
     on = mask > 0
-    if shaping.whiten_tokens:
+    if hyper.whiten_rewards:
         rewards[on] = (rewards[on] - rewards[on].mean()) / rewards[on].std() + rewards[on].mean()
     advantages, returns = np.zeros((2, B, T))
     for b in range(B):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from yatt_jax.ops.advantages import gae
+from yatt_jax.ops.advantages import gae, returns_to_go
 
 
 def test_hand_worked_values():
@@ -40,3 +40,14 @@ def test_against_the_definition(gamma, lam):
         np.testing.assert_allclose(np.asarray(returns)[b, at], expected + v, atol=1e-5)
     assert not np.any(np.asarray(advantages)[mask == 0])
     assert not np.any(np.asarray(returns)[mask == 0])
+
+
+@pytest.mark.parametrize(
+    ("gamma", "expected"), [(0.5, [3.0, 4.0, 4.0]), (1.0, [7.0, 6.0, 4.0]), (0.0, [1.0, 2.0, 4.0])]
+)
+def test_returns_to_go(gamma, expected):
+    got = returns_to_go(jnp.array([[1.0, 2.0, 4.0]]), jnp.ones((1, 3)), gamma)
+    np.testing.assert_allclose(got, [expected], atol=1e-6)
+    gaps = returns_to_go(jnp.array([[9.0, 1.0, 9.0, 2.0, 4.0, 9.0]]), jnp.array([[0.0, 1, 0, 1, 1, 0]]), gamma)
+    np.testing.assert_allclose(gaps, [[0, expected[0], 0, expected[1], expected[2], 0]], atol=1e-6)
+    assert not returns_to_go(jnp.ones((2, 3)), jnp.zeros((2, 3)), gamma).any()

@@ -8,7 +8,7 @@ from yatt_jax.ops.metrics import explained_variance, rollout_metrics
 from yatt_jax.types import Inputs, Logprobs, Metrics, Ratio, Rollout
 
 
-def facts(kept: bool = False, reference: bool = True) -> Metrics:
+def facts(kept: bool = False, reference: bool = True, scored: bool = True) -> Metrics:
     """Three rows and one of padding; row 1 has an empty response, row 2 an invalid reward."""
     segments = jnp.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
     rollout = Rollout(
@@ -25,7 +25,15 @@ def facts(kept: bool = False, reference: bool = True) -> Metrics:
     actor = Logprobs(jnp.log(jnp.array([[9, 0.5, 0.25]] * 4)), jnp.array([[9.0, 1, 2]] * 4))
     frozen = Logprobs(jnp.log(jnp.array([[9, 0.25, 0.5]] * 4)), jnp.zeros((4, 3)))
     rewards, trained = jnp.array([2.0, 1.0, jnp.nan, jnp.nan]), jnp.array([1.0, 1, 0, 0])
-    return rollout_metrics(rollout, rewards, 10 * rewards, trained, actor, frozen if reference else None)
+    return rollout_metrics(
+        rollout,
+        rewards,
+        10 * rewards,
+        trained,
+        actor.logprobs,
+        actor if scored else None,
+        frozen if reference else None,
+    )
 
 
 def mean(metrics: Metrics, name: str) -> float:
@@ -51,6 +59,9 @@ def test_padding_rows_and_invalid_rewards():
     for name, value in expected.items():
         assert mean(got, name) == pytest.approx(value, abs=1e-6), name
     assert "kl_k1" not in facts(reference=False)
+    unscored = facts(scored=False)
+    assert set(got) - set(unscored) == {"entropy_sampled", "probability_difference"}
+    assert mean(unscored, "kl_k1") == pytest.approx(np.log(2.0) / 3, abs=1e-6)
 
 
 def test_probability_difference_compares_like_with_like():

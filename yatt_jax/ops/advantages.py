@@ -44,3 +44,16 @@ def gae(
     _, advantages_TB = jax.lax.scan(step, (end, end), tokens, reverse=True)
     advantages = advantages_TB.T
     return advantages, jnp.where(mask > 0, advantages + values, 0.0)
+
+
+def returns_to_go(rewards: Float[Array, "B T"], mask: Float[Array, "B T"], gamma: float) -> Float[Array, "B T"]:
+    """``G_t = r_t + gamma G_next``, where "next" is the next token that counts; 0 where the mask is 0.
+
+    Source: Williams 1992 (REINFORCE). With rewards [1, 2, 4] and gamma .5: [3, 4, 4].
+
+    Args:
+      rewards: reward of writing token t.
+      mask: 1 at tokens that count; the others are stepped over without discount.
+      gamma: discount of a token; 0 leaves each token its own reward, 1 the sum of all that follow.
+    """
+    return gae(rewards, jnp.zeros_like(rewards), mask, gamma=gamma, lam=1.0)[0]

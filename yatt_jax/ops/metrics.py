@@ -15,7 +15,8 @@ def rollout_metrics(
     rewards: Float[Array, "B"],
     shaped: Float[Array, "B"],
     trained: Float[Array, "B"],
-    actor: Logprobs,
+    old: Float[Array, "B T"],
+    actor: Logprobs | None,
     reference: Logprobs | None,
 ) -> Metrics:
     """Facts about sampled rows; rows of padding (no token at all) do not count.
@@ -25,20 +26,19 @@ def rollout_metrics(
       rewards: one a row, NaN where the reward is invalid.
       shaped: the scores that training uses.
       trained: 1 for rows that are trained.
-      actor: scores by the policy that is about to be trained.
+      old: log-probabilities that importance ratios start from.
+      actor: scores by the policy that is about to be trained, unless ``old`` is taken from the sampler.
       reference: scores by the frozen reference, if there is one.
 
     Returns:
       ``reward`` (mean over valid rows), ``reward_invalid`` (share of rows), ``score`` (mean of shaped scores over
-      trained rows), ``trained`` (share of rows), ``response_length`` (tokens), ``ended`` (share of rows),
-      ``entropy_sampled`` (nats a token), ``probability_difference`` (mean of |p_sampler - p_trainer| over tokens) and,
-      with a reference, ``kl_k1`` and ``kl_k3`` (nats a token), ``kl_response`` (k1, nats a response).
+      trained rows), ``trained`` (share of rows), ``response_length`` (tokens), ``ended`` (share of rows). Where the
+      actor is given: ``entropy_sampled`` (nats a token), ``probability_difference`` (mean of |p_sampler - p_trainer|
+      over tokens). With a reference: ``kl_k1`` and ``kl_k3`` (nats a token), ``kl_response`` (k1, nats a response).
     """
     mask = rollout.response_mask
     rows = jnp.any(rollout.inputs.segments > 0, axis=-1).astype(jnp.float32)
     valid = rows * jnp.isfinite(rewards)
-    # Scored on the recorded support, the trainer's counterpart is the filtered log-probability; else the plain one.
-    sampled = rollout.plain_logprobs if rollout.kept is None else rollout.sampled_logprobs
     metrics: Metrics = {
         "reward": masked_ratio(rewards, valid),
         "reward_invalid": Ratio(jnp.sum(rows - valid), jnp.sum(rows)),
@@ -46,15 +46,22 @@ def rollout_metrics(
         "trained": Ratio(jnp.sum(trained), jnp.sum(rows)),
         "response_length": Ratio(jnp.sum(mask), jnp.sum(rows)),
         "ended": masked_ratio(rollout.ended.astype(jnp.float32), rows),
-        "entropy_sampled": masked_ratio(actor.entropy, mask),
-        "probability_difference": masked_ratio(jnp.abs(jnp.exp(sampled) - jnp.exp(actor.logprobs)), mask),
     }
+    if actor is not None:
+        difference = jnp.abs(jnp.exp(sampler_logprobs(rollout)) - jnp.exp(actor.logprobs))
+        metrics["entropy_sampled"] = masked_ratio(actor.entropy, mask)
+        metrics["probability_difference"] = masked_ratio(difference, mask)
     if reference is not None:
-        k1 = kl(actor.logprobs, reference.logprobs, "k1")
+        k1 = kl(old, reference.logprobs, "k1")
         metrics["kl_k1"] = masked_ratio(k1, mask)
-        metrics["kl_k3"] = masked_ratio(kl(actor.logprobs, reference.logprobs, "k3"), mask)
+        metrics["kl_k3"] = masked_ratio(kl(old, reference.logprobs, "k3"), mask)
         metrics["kl_response"] = Ratio(masked_sum(k1, mask), jnp.sum(rows))
     return metrics
+
+
+def sampler_logprobs(rollout: Rollout) -> Float[Array, "B T"]:
+    """What the sampler says of its tokens where the trainer scores them: on the recorded support, if there is one."""
+    return rollout.plain_logprobs if rollout.kept is None else rollout.sampled_logprobs
 
 
 def critic_metrics(

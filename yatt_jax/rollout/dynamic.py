@@ -106,7 +106,9 @@ def judge(rewards: Sequence[float]) -> Verdict:
         return "invalid"
     if min(valid) < max(valid):
         return "signal"
-    return {0.0: "all_zero", 1.0: "all_one"}.get(valid[0], "all_equal")
+    if valid[0] == 0:
+        return "all_zero"
+    return "all_one" if valid[0] == 1 else "all_equal"
 
 
 def begin(state: DynamicState, options: DynamicSampling, step: int) -> tuple[DynamicState, list[Group]]:
@@ -183,7 +185,7 @@ def explain(verdicts: Iterable[Verdict], *, wanted: int, have: int, waves: int) 
     """
     counts = collections.Counter(verdicts)
     drawn = max(1, counts.total())
-    named = {
+    named: dict[Verdict, str] = {
         "all_zero": "all 0",
         "all_one": "all 1",
         "all_equal": "all equal otherwise",
