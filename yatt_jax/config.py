@@ -21,6 +21,7 @@ from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.controller.parking import Parked
 from yatt_jax.data.prompts import DataConfig
 from yatt_jax.errors import InputError, nearest
+from yatt_jax.io.checkpoint_config import CheckpointConfig
 from yatt_jax.parallel.partition import Split
 from yatt_jax.rewards import RewardSpec
 from yatt_jax.rollout.sampling import Sampling
@@ -208,6 +209,7 @@ class Config:
       reward_on_error: what an exception in a reward does: "raise" stops the run with the sample, "count" masks it.
       reward_workers: threads that score samples.
       compilation_cache: folder where compiled programs are kept between runs; empty: none.
+      max_minutes: save and stop, with exit status 75, when the run has taken so long; 0: no limit.
     """
 
     algo: str = "ppo"
@@ -225,15 +227,19 @@ class Config:
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     controller: ControllerConfig = ControllerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvalConfig = EvalConfig()
     report: ReportConfig = ReportConfig()
     compilation_cache: str = "~/.cache/yatt_jax"
+    max_minutes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps = {self.steps}: must be at least 1")
         if self.seed < 0:
             raise ValueError(f"seed = {self.seed}: must not be negative")
+        if self.max_minutes < 0:
+            raise ValueError(f"max_minutes = {self.max_minutes}: must not be negative")
         if self.reward_workers < 1:
             raise ValueError(f"reward_workers = {self.reward_workers}: must be at least 1")
         if not self.rewards:

@@ -1,7 +1,8 @@
 """The command: ``python -m yatt_jax.main --config=configs/NAME.py[:variant] --workdir=DIR [--config.KEY=VALUE ...]``.
 
 ``--dry_run`` prints what a run would do and how much memory it needs, without loading weights. The exit status is 0
-after a finished run, 2 for bad input (the message says what and how to mend it) and 1 when the run itself failed.
+after a finished run, 2 for bad input (the message says what and how to mend it), 1 when the run itself failed, and 75
+when it was told to stop (SIGTERM, ``config.max_minutes``) and has saved: the same command goes on.
 
 A job of several processes runs the same command in each, with ``--distributed`` on a cluster that jax knows (Slurm,
 Open MPI, Cloud TPU, Kubernetes), or with ``--coordinator``, ``--processes`` and ``--process``; see ``launch/``.
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from yatt_jax import config as configuration
@@ -27,6 +28,7 @@ config_flags.DEFINE_config_file(
 )
 flags.DEFINE_string("workdir", None, "Where the run writes: metrics, samples, report.html, the exported model.")
 flags.DEFINE_bool("overwrite", False, "Discard an earlier run in --workdir and start anew.")
+flags.DEFINE_string("resume", "latest", "Where to go on: latest (checkpoint in --workdir), never, or a step.")
 flags.DEFINE_bool("dry_run", False, "Print the resolved config, sizes and memory by role, and stop.")
 flags.DEFINE_bool("distributed", False, "Join the other processes of the cluster that this one was started in.")
 flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, to join a job without a cluster's help.")
@@ -60,8 +62,10 @@ def main(argv: Sequence[str]) -> None:
             if hosts.is_main:
                 print(plan.describe())
             return
-        with Job(plan, Path(FLAGS.workdir), hosts, overwrite=FLAGS.overwrite) as job:
+        workdir = Path(FLAGS.workdir)
+        with Job(plan, workdir, hosts, resume=FLAGS.resume, overwrite=FLAGS.overwrite) as job, job.stoppable():
             train(job)
+    sys.exit(job.status)
 
 
 def _check_process() -> None:
@@ -113,6 +117,7 @@ def _reason(error: Exception) -> str:
 
 def run() -> None:
     """Entry point of the command."""
+    logging.set_verbosity(logging.WARNING)  # libraries tell every step of a checkpoint
     try:
         app.run(main, flags_parser=_parse_flags)
     except InputError as error:

@@ -191,10 +191,13 @@ def six_rows() -> Rollout:
 
 
 def test_a_run_directory_that_holds_a_run_is_kept(tmp_path: Path) -> None:
-    run(tmp_path)
+    run(tmp_path, checkpoint__keep=0)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     plan = plan_on(tmp_path, 1)
     with pytest.raises(InputError, match=r"holds a run of 2 steps; .*--overwrite"):
+        Job(plan, tmp_path / "run", resume="never")
+    plan = plan_on(tmp_path, 1, checkpoint__keep=0)
+    with pytest.raises(InputError, match=r"holds a run of 2 steps, and no checkpoint to go on from; .*--overwrite"):
         Job(plan, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     with Job(plan, tmp_path / "run", overwrite=True):

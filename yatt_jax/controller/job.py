@@ -16,18 +16,24 @@ import numpy as np
 from yatt_jax.config import to_dict
 from yatt_jax.controller.figures import engine_sums, mean_advantages, moved_sums, reward_sums, spread
 from yatt_jax.controller.hosts import Hosts, totals
+from yatt_jax.controller.keeper import Keeper, State
 from yatt_jax.controller.load import load_weights
 from yatt_jax.controller.parking import Parking
 from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.programs import make_programs
+from yatt_jax.controller.resume import describe, find_start
 from yatt_jax.controller.rows import Mover, Placed
+from yatt_jax.controller.stops import StopRequested, Stops
 from yatt_jax.controller.update import init_state
 from yatt_jax.data.prompts import PromptSource
 from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.io.checkpoint_config import EarlyStop
+from yatt_jax.io.checkpoint_read import Found
 from yatt_jax.io.export import save_folder
+from yatt_jax.io.fingerprint import fingerprint
 from yatt_jax.io.model_card import run_card
 from yatt_jax.parallel.local import sampling_group
-from yatt_jax.parallel.repartition import SecondLayout
+from yatt_jax.parallel.repartition import SecondLayout, free
 from yatt_jax.report import facts as run_facts
 from yatt_jax.report import html
 from yatt_jax.report.console import open_console
@@ -45,6 +51,8 @@ _LOG = logging.getLogger(__name__)
 
 # Held-out samples draw from a seed of their own, so that they never share a random key with training samples.
 EVALUATION_SEED = 1 << 32
+# Exit status of a run that was told to stop, and saved.
+STOPPED_EARLY = 75
 
 
 class Job:
@@ -54,13 +62,22 @@ class Job:
       plan: the checked run.
       workdir: the run directory, the same for all processes.
       hosts: this process among those of the job.
+      resume: "latest" goes on from the newest checkpoint of the run directory, if there is one; or "never", or the step
+        of a checkpoint.
       overwrite: discard an earlier run that is there.
 
+    Attributes:
+      first_step: steps done before.
+      resumed: whether the run goes on from a checkpoint.
+      status: exit status of the command.
+
     Raises:
-      InputError: data, rewards or weights that cannot be used, or a run directory that holds a run.
+      InputError: data, rewards or weights that cannot be used, or a run directory that holds a run which cannot go on.
     """
 
-    def __init__(self, plan: Plan, workdir: Path, hosts: Hosts | None = None, *, overwrite: bool = False):
+    def __init__(
+        self, plan: Plan, workdir: Path, hosts: Hosts | None = None, *, resume: str = "latest", overwrite: bool = False
+    ):
         self.plan = plan
         self.hosts = hosts = hosts or Hosts()
         self.config, self.algo = plan.config, plan.algo
@@ -79,8 +96,12 @@ class Job:
         self._exit = contextlib.ExitStack()
         self.run = RunDir.open(workdir, hosts.process, hosts.count)
         self._exit.callback(self.run.close)
-        self._start_anew(overwrite)
-        self.run.write_config(to_dict(config), run_facts.gather(self._parameters()))
+        self.keeper = Keeper(config, self.run.path, hosts, self._state)
+        self._exit.callback(self.keeper.checkpoints.close)
+        start = find_start(self.run, self.keeper.checkpoints, to_dict(config), hosts, resume, overwrite)
+        facts = run_facts.gather(self._parameters()) | {"resumed": start.record()}
+        self.run.write_config(to_dict(config), facts)
+        self.stops = self._exit.enter_context(Stops(hosts, config.max_minutes))
         self.timeline = Timeline(self.run)
         hosts.waiting = lambda: self.timeline.phase("wait")
         self.console = self._exit.enter_context(open_console(hosts.process))
@@ -95,15 +116,22 @@ class Job:
         self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
         self.states: dict[str, TrainState] = {}
         self.frozen: dict[str, Params] = {}
+        self.first_step, self.resumed, self.status = start.step, start.found is not None, 0
+        self._step = start.step + (1 if self.resumed else 0)
+        self.kl_coef = config.hyper.kl.coef
+        self.timeline.begin(self._step)
         self._load()
+        if start.found is not None:
+            self._restore(start.found)
+            self.console.message(describe(start))
+        self.keeper.mark()
         actor = plan.models["actor"]
         self.layout = SecondLayout(actor.axes, plan.rollout, keep=config.parallel.sampling_copy == "keep")
         self.parking = Parking(config.parallel.park, self.states, self.frozen)
         self.engine = self._make_engine()
-        self.first_step = self._step = 0
-        self.kl_coef = config.hyper.kl.coef
         self._updates: list[Metrics] = []
         self._pending: dict[str, float] = {}
+        self._written: dict[str, float] = {}  # the last line
 
     def __enter__(self) -> Job:
         return self
@@ -143,14 +171,6 @@ class Job:
             agree=lambda value: self.hosts.gather("lengths of prompts", value, group),
         )
 
-    def _start_anew(self, overwrite: bool) -> None:
-        last = max(self.hosts.gather("the run directory", self.run.last_step()), key=lambda step: step or -1)
-        if last is not None and not overwrite:
-            raise InputError(
-                f"{self.run.path}: holds a run of {last} steps; name another --workdir, or discard it with --overwrite"
-            )
-        self.run.cut_back(-1)
-
     def _parameters(self) -> dict[str, int]:
         return {role: model.parameter_count for role, model in self.plan.models.items()}
 
@@ -167,6 +187,8 @@ class Job:
                     self.states[role] = init_state(params, self.programs.transforms[role], self.plan.train)
                 else:
                     self.frozen[role] = params
+        reference = self.frozen.get("reference")
+        self._reference = None if reference is None else fingerprint(reference)
 
     @property
     def sampling(self) -> Sampling:
@@ -175,8 +197,14 @@ class Job:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A timed phase of a step."""
+        """A timed phase of a step.
+
+        Raises:
+          StopRequested: before a phase of training, where a process was told to stop.
+        """
         self.hosts.note(name, self._step)
+        if name in _STOPPABLE:
+            self.stops.check()
         with self.timeline.phase(name), self.console.phase(name):
             yield
 
@@ -286,7 +314,7 @@ class Job:
         self._pending |= grouped("train", updates | self._rates(counters))
         every = self.config.report.samples_every
         if every and step % every == 0:
-            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, self._own(advantages))
+            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, self._values_of_own(advantages))
         self._check_skipped(counters)
 
     def write(self, step: int) -> None:
@@ -295,13 +323,71 @@ class Job:
         times = self.timeline.seconds()
         if times.get("time/rollout"):
             self._pending["rollout/tokens_per_second"] = tokens / times["time/rollout"]
-        self.writer.step(step, self._pending | times)
+        self._written = self._pending | times
+        self.writer.step(step, self._written)
         self._pending = {}
         self.timeline.begin(step + 1)
         self._step = step + 1
 
+    # Nothing lost.
+
+    def save(self, step: int) -> bool:
+        """Saves if it is time, and says whether the run has stopped improving.
+
+        Raises:
+          StopRequested: a process was told to stop.
+          CheckpointFailure: the last save failed, and ``config.checkpoint.on_failure`` is "stop".
+        """
+        with self.timeline.phase("save"):
+            ends = self.keeper.save(step, self._written)
+        self._pending |= self.keeper.checkpoints.metrics()
+        if ends:
+            best = self.config.checkpoint.best_metric
+            self.console.message(f"no better {best} in {self.keeper.early.since} evaluations: the run ends here")
+        elif step < self.config.steps:
+            self.stops.check()
+        return ends
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Where the block is told to stop, saves the steps that are done; the same command goes on from there."""
+        try:
+            yield
+        except StopRequested as told:
+            step = max(self._step - 1, 0)
+            self.keeper.stop(step)
+            self.hosts.barrier("the report")
+            if self.hosts.is_main:
+                self.write_page()
+                self.console.message(f"stopped after step {step} ({told}); the same command goes on from there")
+            self.status = STOPPED_EARLY
+
+    def _state(self) -> State:
+        common = {
+            "versions": run_facts.gather({})["versions"],
+            "kl_coef": self.kl_coef,
+            "reference": self._reference,
+        }
+        return State(self.states, {"data": self.prompts.state()}, common)
+
+    def _restore(self, found: Found) -> None:
+        """Puts the run back where it was."""
+        if found.common["reference"] != self._reference:
+            raise InputError(
+                f"{found.path}: the run was saved with another reference than the one that config.model names now: "
+                "its files have changed; start a new run"
+            )
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.states)
+        free(jax.tree.leaves(self.states))
+        with self.timeline.phase("restore"):
+            self.states.update(self.keeper.checkpoints.restore(found, like))
+        self.prompts.restore([own["data"] for own in found.own])
+        self.kl_coef = found.common["kl_coef"]
+        self.keeper.early = EarlyStop(**found.common["early_stop"])
+
     def finish(self) -> None:
         """Exports the actor and writes the page."""
+        self.keeper.checkpoints.wait()
         if self.config.report.export:
             with self.phase("export"):
                 actor = self.plan.models["actor"]
@@ -336,7 +422,7 @@ class Job:
         """Adds figures to the line that is written next."""
         self._pending |= metrics
 
-    def _own(self, values: jax.Array) -> np.ndarray:
+    def _values_of_own(self, values: jax.Array) -> np.ndarray:
         """This process's part of an array with a value for each placed row."""
         assert self._placed is not None
         return self.mover.own(values, self._placed)
@@ -367,4 +453,5 @@ class Job:
                 )
 
 
+_STOPPABLE = ("rollout", "score", "train")
 _COUNTERS = ("step", "skipped", "skipped_in_row")

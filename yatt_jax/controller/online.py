@@ -10,12 +10,14 @@ def train(job: Job) -> None:
     """Runs the job from its first step to its last.
 
     Raises:
-      RunFailure: too many non-finite updates in a row.
+      StopRequested: the run was told to stop; see ``Job.stoppable``.
+      RunFailure: too many non-finite updates in a row, or a checkpoint that could not be written.
       RewardError: a reward failed, and the configuration does not count failures.
     """
     algo, hyper = job.algo, job.config.hyper
-    evaluate(job, job.first_step)
-    job.write(job.first_step)
+    if not job.resumed:
+        evaluate(job, 0)
+        job.write(0)
     for step in range(job.first_step, job.config.steps):
         with job.phase("rollout"):  # the actor laid out for sampling
             rollout, samples = job.sample(step)
@@ -33,4 +35,6 @@ def train(job: Job) -> None:
             job.report(step + 1, samples, rewards, batch, facts)
         evaluate(job, step + 1)
         job.write(step + 1)
+        if job.save(step + 1):
+            break
     job.finish()

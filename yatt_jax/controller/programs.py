@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from yatt_jax.controller.optimizer import make_optimizer
 from yatt_jax.controller.plan import Plan
@@ -14,7 +15,7 @@ from yatt_jax.controller.score import make_forward, make_score
 from yatt_jax.controller.update import update
 from yatt_jax.types import Metrics, Params, PyTree, Rollout, TrainState
 
-Update = Callable[[TrainState, PyTree, jax.Array], tuple[TrainState, Metrics]]
+Update = Callable[[TrainState, PyTree, ArrayLike], tuple[TrainState, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Programs:
       schedules: role -> learning rate by optimizer step.
     """
 
-    score: dict[str, Callable[[Params, Rollout, jax.Array], PyTree]]
-    prepare: Callable[[Rollout, jax.Array, dict[str, PyTree], jax.Array], tuple[PyTree, Metrics]]
+    score: dict[str, Callable[[Params, Rollout, ArrayLike], PyTree]]
+    prepare: Callable[[Rollout, jax.Array, dict[str, PyTree], ArrayLike], tuple[PyTree, Metrics]]
     update: dict[str, Update]
     transforms: dict[str, Any]
     schedules: dict[str, Callable[[int], Any]]
@@ -50,7 +51,7 @@ def make_programs(plan: Plan) -> Programs:
     made = {role: make_optimizer(optimizers[role], plan.updates[role]) for role in algo.TRAINS}
 
     def prepare(
-        rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree], kl_coef: jax.Array
+        rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree], kl_coef: ArrayLike
     ) -> tuple[PyTree, Metrics]:
         batch, metrics = algo.prepare(rollout, rewards, scores, hyper, kl_coef)
         return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, plan.train.rows), batch), metrics
@@ -58,7 +59,7 @@ def make_programs(plan: Plan) -> Programs:
     def make_update(role: str) -> Update:
         forward, loss = forwards[role], algo.LOSSES[role]
 
-        def run(state: TrainState, batch: PyTree, temperature: jax.Array) -> tuple[TrainState, Metrics]:
+        def run(state: TrainState, batch: PyTree, temperature: ArrayLike) -> tuple[TrainState, Metrics]:
             with plan.train.active():
                 return update(
                     state,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from yatt_jax.controller.update import join_micro, split_micro
 from yatt_jax.models.build import Model
@@ -14,7 +15,7 @@ from yatt_jax.ops.logprobs import logprobs_from_hidden
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.types import Logprobs, Params, PyTree, Values
 
-Forward = Callable[[Params, Any, jax.Array], PyTree]
+Forward = Callable[[Params, Any, ArrayLike], PyTree]
 
 
 def make_forward(model: Model, *, vocab_chunk: int, capacity: int, row_shards: int) -> Forward:
@@ -30,7 +31,7 @@ def make_forward(model: Model, *, vocab_chunk: int, capacity: int, row_shards: i
       ``forward(params, rows, temperature)``; ``rows`` has ``inputs``, ``response_mask`` and ``kept``.
     """
 
-    def lm(params: Params, rows: Any, temperature: jax.Array) -> Logprobs:
+    def lm(params: Params, rows: Any, temperature: ArrayLike) -> Logprobs:
         module = model.bind(params)
         hidden, _ = module(rows.inputs)
         return logprobs_from_hidden(
@@ -46,7 +47,7 @@ def make_forward(model: Model, *, vocab_chunk: int, capacity: int, row_shards: i
             row_shards=row_shards,
         )
 
-    def critic(params: Params, rows: Any, temperature: jax.Array) -> Values:
+    def critic(params: Params, rows: Any, temperature: ArrayLike) -> Values:
         del temperature
         at_token = model.bind(params)(rows.inputs)[..., 0]
         # The value of token t is what the critic says having read the tokens before it.
@@ -55,13 +56,13 @@ def make_forward(model: Model, *, vocab_chunk: int, capacity: int, row_shards: i
     return lm if model.kind == "lm" else critic
 
 
-def make_score(forward: Forward, partition: Partition, micro: int) -> Callable[[Params, Any, jax.Array], PyTree]:
+def make_score(forward: Forward, partition: Partition, micro: int) -> Callable[[Params, Any, ArrayLike], PyTree]:
     """A compiled scorer: ``forward`` over ``micro`` slices of the rows, one after another.
 
     Rows are cut so that every slice takes its share from every data shard.
     """
 
-    def score(params: Params, rows: Any, temperature: jax.Array) -> PyTree:
+    def score(params: Params, rows: Any, temperature: ArrayLike) -> PyTree:
         with partition.active():
             if micro == 1:
                 return forward(params, rows, temperature)

@@ -1,0 +1,269 @@
+"""Runs that stop and go on: the same in the end as one that never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.controller.test_run import plan_on
+from tests.processes import start_processes
+from yatt_jax.controller.job import STOPPED_EARLY, Job
+from yatt_jax.controller.online import train
+from yatt_jax.errors import InputError
+
+CHANGES = {
+    "steps": 4,
+    "checkpoint__every_steps": 2,
+    "evaluation__every": 2,
+    "hyper__epochs": 2,
+    "hyper__minibatches": 2,
+    "hyper__kl__adaptive_target": 0.05,
+    # So that the number of steps changes nothing about the first ones.
+    "actor_optimizer__schedule": "constant",
+    "critic_optimizer__schedule": "constant",
+    # Adam divides by the gradient's size: a large rate would show rounding in entries whose gradient is near 0.
+    "actor_optimizer__lr": 1e-3,
+    "critic_optimizer__lr": 1e-3,
+    "report__export": False,
+}
+PROGRAM = ["tests/controller/job_process.py"]
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+def go(
+    folder: Path,
+    devices: int = 1,
+    *,
+    resume: str = "latest",
+    overwrite: bool = False,
+    at: Callable[[Job], None] | None = None,
+    **changes: Any,
+) -> tuple[Any, int]:
+    """Starts the run, or goes on with it; returns its final state and status. ``at`` may tamper with the job."""
+    changes = CHANGES | {"parallel__train__data": devices, "parallel__rollout__data": devices} | changes
+    with Job(plan_on(folder, devices, **changes), folder / "run", resume=resume, overwrite=overwrite) as job:
+        if at is not None:
+            at(job)
+        with job.stoppable():
+            train(job)
+        state = (job.states, job.kl_coef, job.prompts.state()["drawn"])
+        return jax.device_get(state), job.status
+
+
+def written(folder: Path) -> dict[str, list[Any]]:
+    """What the run has logged, without what differs by time."""
+
+    def timeless(record: dict[str, Any]) -> dict[str, Any]:
+        clocks = ("time/", "checkpoint/", "rollout/tokens_per_second", "rollout/repartition_seconds")
+        return {name: value for name, value in record.items() if not name.startswith(clocks)}
+
+    found = {}
+    for log in ("metrics", "samples"):
+        lines = [json.loads(line) for line in (folder / "run" / f"{log}.jsonl").read_text("utf-8").splitlines()]
+        found[log] = sorted((timeless(line) for line in lines), key=lambda r: (r["step"], str(r)))
+    return found
+
+
+def at_call(method: str, number: int, act: Callable[[], None]) -> Callable[[Job], None]:
+    """Acts within the given call of a method of the job."""
+
+    def tamper(job: Job) -> None:
+        original, calls = getattr(job, method), []
+
+        def replaced(*args: Any, **named: Any) -> Any:
+            calls.append(1)
+            if len(calls) == number:
+                act()
+            return original(*args, **named)
+
+        setattr(job, method, replaced)
+
+    return tamper
+
+
+def crash() -> None:
+    raise Crash
+
+
+def tell() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def check_same(one: Any, other: Any, *, exact: bool = True) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0 if exact else 1e-5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    state, status = go(folder)
+    assert status == 0
+    return folder, state
+
+
+# A crash in the third step, which goes back to the checkpoint of the second; then a signal in the fourth.
+@pytest.mark.parametrize(
+    ("method", "call", "told", "told_call"),
+    [("sample", 3, "update", 2), ("update", 18, "reward", 2), ("report", 3, "prepare", 2)],
+)
+def test_a_run_that_stopped_twice_is_the_run_that_never_did(
+    tmp_path: Path, whole: tuple[Path, Any], method: str, call: int, told: str, told_call: int
+) -> None:
+    with pytest.raises(Crash):
+        go(tmp_path, at=at_call(method, call, crash))
+    _, status = go(tmp_path, at=at_call(told, told_call, tell))
+    assert status == STOPPED_EARLY
+    state, status = go(tmp_path)
+    assert status == 0
+    check_same(whole[1], state)
+    assert written(tmp_path) == written(whole[0])
+
+
+def test_a_run_goes_on_with_other_devices_and_more_steps(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    sizes = {"parallel__train__data": 2, "parallel__train__fsdp": 2, "parallel__train__tensor": 2}
+    go(tmp_path, 8, steps=2, **sizes)
+    state, _ = go(tmp_path, 4, parallel__train__data=1, parallel__train__fsdp=4)
+    check_same(whole[1], state, exact=False)
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved["resumed"][0]["step"] == 2
+    assert "steps: 2 -> 4" in saved["resumed"][0]["changes"]
+
+
+def test_what_a_run_may_go_on_with(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    folder = whole[0]
+    before = written(folder)
+    with pytest.raises(InputError, match=r"cannot go on .*\nconfig.seed: 3 -> 4"):
+        go(folder, seed=4)
+    with pytest.raises(InputError, match="holds a run of 4 steps; name another --workdir"):
+        go(folder, resume="never")
+    with pytest.raises(InputError, match="no checkpoint of step 3; there are 2, 4"):
+        go(folder, resume="3")
+    with pytest.raises(InputError, match="--resume=soon: expected"):
+        go(folder, resume="soon")
+    assert written(folder) == before
+
+
+def test_a_run_goes_on_from_a_step_that_is_named_and_forgets_later_ones(tmp_path: Path, whole: Any) -> None:
+    go(tmp_path)
+    state, _ = go(tmp_path, resume="2")
+    check_same(whole[1], state)
+    assert written(tmp_path) == written(whole[0])
+    # Once more: it is finished, and nothing changes.
+    state, status = go(tmp_path)
+    assert status == 0
+    check_same(whole[1], state)
+    assert written(tmp_path) == written(whole[0])
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path: Path, whole: Any) -> None:
+    with pytest.raises(Crash):
+        go(tmp_path, at=at_call("report", 2, crash))
+    state, _ = go(tmp_path)
+    check_same(whole[1], state)
+    assert written(tmp_path) == written(whole[0])
+
+
+def test_a_run_stops_when_it_no_longer_improves(tmp_path: Path) -> None:
+    changes = {"checkpoint__best_metric": "eval/reward", "checkpoint__early_stop_patience": 1, "evaluation__every": 1}
+    _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)
+    assert status == 0
+    assert max(line["step"] for line in written(tmp_path)["metrics"]) == 2
+
+
+def test_the_time_that_a_run_may_take(tmp_path: Path) -> None:
+    _, status = go(tmp_path, max_minutes=1e-6)
+    assert status == STOPPED_EARLY
+    assert [line["step"] for line in written(tmp_path)["metrics"]] == [0]
+
+
+def spec(folder: Path, **changes: Any) -> dict[str, str]:
+    return {
+        "YATT_TEST_JOB": json.dumps(
+            {"folder": str(folder), "changes": CHANGES | changes, "save": str(folder / "params.npz")}
+        )
+    }
+
+
+def killed_until_done(
+    folder: Path, processes: int, delay: Callable[[], float], kills: int, **changes: Any
+) -> list[np.ndarray]:
+    """Kills the job again and again at some moment, then lets it end; returns its final parameters."""
+    folder.mkdir(exist_ok=True)
+    changes = {"controller__timeout_s": 12.0, "checkpoint__every_steps": 1} | changes
+    for kill in range(kills):
+        with start_processes(PROGRAM, processes, 1, env=spec(folder, **changes)) as group:
+            group.wait_for_text(0, "rollout", 120)
+            time.sleep(delay())
+            victims = range(processes) if kill % 2 else [kill // 2 % processes]
+            for victim in victims:
+                group.signal(victim, signal.SIGKILL)
+            group.wait(60)
+    with start_processes(PROGRAM, processes, 1, env=spec(folder, **changes)) as group:
+        for done in group.wait(200):
+            assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(folder / "params.npz") as saved:
+        return [saved[name] for name in saved.files]
+
+
+def check_killed(folder: Path, whole: tuple[Path, Any], processes: int, kills: int, *, exact: bool) -> None:
+    dice = random.Random(0)
+    found = killed_until_done(folder, processes, lambda: dice.uniform(0, 12), kills)
+    expected = jax.tree.leaves({role: state.params for role, state in whole[1][0].items()})
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0 if exact else 1e-5)
+    if processes == 1:
+        assert written(folder) == written(whole[0])
+
+
+def test_a_process_that_was_killed_goes_on(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    check_killed(tmp_path, whole, 1, 1, exact=True)
+
+
+@pytest.mark.slow
+def test_thirty_kills(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    for run in range(6):
+        check_killed(tmp_path / str(run), whole, 1, 5, exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_killed_one_or_all(tmp_path: Path, whole: tuple[Path, Any], processes: int) -> None:
+    check_killed(tmp_path, whole, processes, 6, exact=False)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_in_turn(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    for steps, processes in ((1, 1), (2, 2), (3, 4), (4, 1)):
+        found = killed_until_done(tmp_path, processes, lambda: 0.0, 0, steps=steps)
+    expected = jax.tree.leaves({role: state.params for role, state in whole[1][0].items()})
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [5, 6, 7])
+def test_rows_are_seen_once_an_epoch_wherever_the_run_stops(tmp_path: Path, stop: int) -> None:
+    """28 rows, 4 a step: an epoch is 7 steps, so the stops lie inside, at and beyond its end."""
+    changes = {"rollout__prompts": 4, "report__samples_every": 1, "checkpoint__every_steps": 1, "hyper__epochs": 1}
+    for steps, devices in ((stop, 8), (stop + 2, 4), (14, 2)):
+        go(tmp_path, devices, steps=steps, **changes)
+    seen = [r["prompt_index"] for r in written(tmp_path)["samples"] if r["split"] == "train"]
+    rows = len((tmp_path / "prompts.jsonl").read_text().splitlines()) - 4
+    assert rows == 28
+    assert len(set(seen[:28])) == 28
+    assert len(set(seen[28:])) == 28
