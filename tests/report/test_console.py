@@ -13,7 +13,7 @@ from yatt_jax.report import console as consoles
 from yatt_jax.report.console import PlainConsole, open_console
 from yatt_jax.report.live import LiveConsole
 from yatt_jax.report.metrics import ConsoleSink
-from yatt_jax.report.text import duration, headlines, number, one_line, sparkline
+from yatt_jax.report.text import counted, duration, headlines, listed, number, one_line, sparkline
 
 METRICS = {
     "rollout/reward": 0.4312,
@@ -92,6 +92,12 @@ def test_sparkline_and_one_line() -> None:
     assert one_line("abcdef", 4) == "abc…"
 
 
+def test_things_are_listed_and_counted() -> None:
+    assert listed("process", [3]) == "process 3"
+    assert listed("process", [5, 0, 2, 1, 8, 7, 2]) == "processes 0 to 2, 5, 7, 8"
+    assert (counted(1, "device"), counted(1024, "process")) == ("1 device", "1,024 processes")
+
+
 def test_plain_lines() -> None:
     out = io.StringIO()
     with open_console(stream=out) as console:
@@ -143,9 +149,9 @@ def test_plain_phases_are_announced_once_and_bars_only_when_slow(monkeypatch: py
 
 
 def test_other_processes_show_their_warnings_only() -> None:
-    for settings, mark in (({"process": 3}, "[process 3] "), ({"quiet": True}, "")):
+    for process, quiet, mark in ((3, False, "[process 3] "), (3, True, "[process 3] "), (0, True, "")):
         out = Terminal()
-        console = open_console(stream=out, **settings)
+        console = open_console(process, out, quiet=quiet)
         with console, console.phase("load"), console.progress("sampling", 2) as advance:
             advance(1)
             console.step(1, 2, METRICS)

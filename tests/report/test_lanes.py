@@ -100,7 +100,7 @@ def test_lanes_of_skewed_clocks_are_moved_together(tmp_path: Path, waits: bool) 
     assert ends[2] == pytest.approx(ends[0])
     (note,) = found.notes
     assert note.startswith(
-        "Clocks differ from that of process 0: those of process 1, 2, most by 40.0 s (process 2). The lanes are moved"
+        "Clocks differ from that of process 0: those of processes 1, 2, most by 40.0 s (process 2). The lanes are moved"
     )
     assert shown(read_run(make_run(tmp_path / "even", [2.0, 6.0], skew={1: 0.05}))).notes == []
 
@@ -154,13 +154,15 @@ def test_many_processes_stay_readable(tmp_path: Path) -> None:
     assert "process 0, fast" in seen
     assert "Devices waited 8.3% of their time for other processes. They waited most for process 63" in seen
     assert "mean of 256 devices 2.5 s 8.3%" in seen
+    assert "32 hosts, 256 devices: host-0 (processes 0, 1), host-1" in seen
+    assert "host-15 (processes 30, 31), and 16 more" in seen
 
 
 def test_table_of_waiting(tmp_path: Path) -> None:
     text = page([read_run(make_run(tmp_path, [2.0, 6.0], train_waits={1: 1.0}, devices=[1, 3]))])
     seen = words(text)
     for expected in (
-        "Timeline of step 1 to 3",
+        "Timeline of steps 1 to 3",
         "waiting for the others",
         "Steps 1 to 3. Devices waited 17.5% of their time for other processes. They waited most for process 1: 12.0 s "
         "each on average, 80% of the waiting for whoever came last.",
@@ -169,7 +171,7 @@ def test_table_of_waiting(tmp_path: Path) -> None:
         "mean of 4 devices 5.2 s 17.5%",
         "Totals and seconds of each step are those of process 0.",
         "rollout 18.0 s 60% 3 6.0 s",
-        "hosts 1 host, 4 devices: host-0 (process 0, 1)",
+        "hosts 1 host, 4 devices: host-0 (processes 0, 1)",
     ):
         assert expected in seen, expected
     assert text.count('<tr class="worst">') == 1
@@ -205,7 +207,7 @@ def test_the_picture_is_a_file_of_its_own(tmp_path: Path) -> None:
     svg = timeline_picture(run)
     root = ET.fromstring(svg)
     texts = [element.text or "" for element in root.iter(f"{SVG}text")]
-    for expected in ("Timeline of step 1 to 3", "process 2", "waiting for the others", "rollout", "train"):
+    for expected in ("Timeline of steps 1 to 3", "process 2", "waiting for the others", "rollout", "train"):
         assert expected in texts
     assert any(text.startswith("Devices waited 20.0% of their time") for text in texts)
     assert any(text.startswith("Clocks differ") for text in texts)

@@ -169,10 +169,10 @@ def test_absent_unreadable_and_stale_timelines_are_noted(tmp_path: Path, monkeyp
     kept = [line for line in lines if json.loads(line)["step"] <= 2]
     (tmp_path / "timeline.4.jsonl").write_text("".join(kept).replace("0.10.2", "0.10.1") + '{"step": 3, "phase": "rol')
     assert read_run(tmp_path).notes == [
-        "No timeline of process 2, 3 (of 5): it never got that far, or its --workdir is on another file system. "
+        "No timeline of processes 2, 3 (of 5): it never got that far, or its --workdir is on another file system. "
         "Copy its files (timeline.2.jsonl, ...) here and make this page again.",
         "Process 4 wrote nothing after step 2; others went on to step 6.",
-        "Processes run different versions of jax: 0.10.2 on process 0, 1; 0.10.1 on process 4.",
+        "Processes run different versions of jax: 0.10.2 on processes 0, 1; 0.10.1 on process 4.",
     ]
     read_log = read.read_log
 
@@ -184,7 +184,7 @@ def test_absent_unreadable_and_stale_timelines_are_noted(tmp_path: Path, monkeyp
     monkeypatch.setattr(read, "read_log", refuse)
     notes = read_run(tmp_path).notes
     assert notes[0] == "timeline.1.jsonl cannot be read (Permission denied): what it holds is missing here."
-    assert "No timeline of process 1 to 3 (of 5)" in notes[1]
+    assert "No timeline of processes 1 to 3 (of 5)" in notes[1]
 
 
 def test_the_folder_of_another_process_alone(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from yatt_jax.report.markup import card, cell, fold, table
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, replace_text
 from yatt_jax.report.style import CSS, SCRIPT
-from yatt_jax.report.text import KL, LENGTH, counted, duration, find, number, ranges, safe
+from yatt_jax.report.text import KL, LENGTH, counted, duration, find, listed, number, safe
 from yatt_jax.report.times import time_section, wall_seconds
+
+HOSTS_SHOWN = 16
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
@@ -194,5 +196,8 @@ def _hosts(run: Run) -> str:
     for process, place in run.places.items():
         of_host[place.host or "unknown"].append(process)
     devices = sum(len(place.devices) for place in run.places.values())
-    each = [f"{host} (process {ranges(processes)})" for host, processes in sorted(of_host.items(), key=lambda e: e[1])]
-    return f"{counted(len(of_host), 'host')}, {counted(devices, 'device')}: {', '.join(each)}"
+    each = [
+        f"{host} ({listed('process', processes)})" for host, processes in sorted(of_host.items(), key=lambda e: e[1])
+    ]
+    more = f", and {len(each) - HOSTS_SHOWN} more" if len(each) > HOSTS_SHOWN else ""
+    return f"{counted(len(of_host), 'host')}, {counted(devices, 'device')}: {', '.join(each[:HOSTS_SHOWN])}{more}"

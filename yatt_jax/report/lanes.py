@@ -10,7 +10,7 @@ import numpy as np
 
 from yatt_jax.report.charts import BOTTOM, COLOURS, Scale, x_axis
 from yatt_jax.report.read import Phase, Place, Run
-from yatt_jax.report.text import counted, duration, one_line, ranges, safe
+from yatt_jax.report.text import counted, duration, listed, one_line, safe
 from yatt_jax.report.waits import Waits, clocks, during, is_wait, stretches
 
 STEPS = 4
@@ -47,7 +47,7 @@ class View:
     @property
     def title(self) -> str:
         """Which steps."""
-        return f"Timeline of step {ranges(self.steps)}"
+        return f"Timeline of {listed('step', self.steps)}"
 
     def outer(self) -> list[str]:
         """Names of the outer phases in it."""
@@ -137,7 +137,7 @@ def _clock_note(ahead: Mapping[int, float]) -> str:
         return ""
     worst = max(skewed, key=lambda process: skewed[process])
     return (
-        f"Clocks differ from that of process {min(ahead)}: those of process {ranges(skewed)}, most by "
+        f"Clocks differ from that of process {min(ahead)}: those of {listed('process', skewed)}, most by "
         f"{duration(skewed[worst])} (process {worst}). The lanes are moved by as much, so that waits which ended "
         "together end together here; durations are each process's own."
     )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from yatt_jax.report.rundir import RunDirError, log_files, log_name, read_log
 from yatt_jax.report.samples import Record
-from yatt_jax.report.text import ranges
+from yatt_jax.report.text import listed
 
 Points: TypeAlias = list[tuple[int, float | None]]
 
@@ -287,7 +287,7 @@ def _amiss(facts: Mapping[str, Any], times: _Times) -> list[str]:
     if absent := set(range(said)) - here:
         file = log_name("timeline", min(absent))
         notes.append(
-            f"No timeline of process {ranges(absent)} (of {said}): it never got that far, or its --workdir is on "
+            f"No timeline of {listed('process', absent)} (of {said}): it never got that far, or its --workdir is on "
             f"another file system. Copy its files ({file}, ...) here and make this page again."
         )
     lasts = {phase.process: phase.step for phase in sorted(times.phases, key=lambda phase: phase.step)}
@@ -295,7 +295,7 @@ def _amiss(facts: Mapping[str, Any], times: _Times) -> list[str]:
     # While a run is on, some are a step ahead of others.
     if behind := {p: step for p, step in lasts.items() if p < said and step < furthest - 1}:
         notes.append(
-            f"Process {ranges(behind)} wrote nothing after step {ranges(behind.values())}; "
+            f"{listed('Process', behind)} wrote nothing after {listed('step', behind.values())}; "
             f"others went on to step {furthest}."
         )
     versions: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -304,6 +304,6 @@ def _amiss(facts: Mapping[str, Any], times: _Times) -> list[str]:
             versions[package][version].append(process)
     for package, found in versions.items():
         if len(found) > 1:
-            each = "; ".join(f"{version} on process {ranges(processes)}" for version, processes in found.items())
+            each = "; ".join(f"{version} on {listed('process', processes)}" for version, processes in found.items())
             notes.append(f"Processes run different versions of {package}: {each}.")
     return notes

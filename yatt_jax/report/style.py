@@ -63,6 +63,7 @@ th,td{{padding:7px 10px;border-bottom:1px solid var(--rule);vertical-align:top}}
 tr:last-child td{{border-bottom:0}}td.n,th.n{{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}}
 td .text{{max-width:46ch}}td.fact{{color:var(--soft);white-space:nowrap;width:1%}}
 .bar{{height:9px;border-radius:5px;min-width:2px}}td.share{{width:45%;vertical-align:middle}}
+td.who{{white-space:nowrap}}
 details{{margin-top:12px}}summary{{cursor:pointer;font-weight:600;font-size:14px}}
 details pre{{overflow-x:auto;margin:10px 0 0}}
 #tip{{position:fixed;pointer-events:none;background:var(--card);border:1px solid var(--rule);border-radius:7px;

@@ -112,9 +112,19 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
+def listed(what: str, numbers: Iterable[int]) -> str:
+    """Things by their numbers: "process 3", "processes 0 to 3, 5"."""
+    known = set(numbers)
+    return f"{_plural(what, len(known))} {ranges(known)}"
+
+
 def counted(count: int, what: str) -> str:
     """A number and its noun: "1 device", "1,024 devices"."""
-    return f"{count:,} {what}{'' if count == 1 else 's' if not what.endswith('s') else 'es'}"
+    return f"{count:,} {_plural(what, count)}"
+
+
+def _plural(what: str, count: int) -> str:
+    return what if count == 1 else what + ("es" if what.endswith("s") else "s")
 
 
 def safe(text: object) -> str:

@@ -14,6 +14,7 @@ from yatt_jax.report.text import duration, safe
 from yatt_jax.report.waits import BETWEEN, Waited, Waits, measure, seconds_at_work
 
 _WAITED_FROM = 0.005  # a smaller share is none worth a word
+_COUNTED = "Counted where processes agree on how to go on; what devices wait inside collectives is part of the phases."
 
 
 def wall_seconds(run: Run) -> float | None:
@@ -84,14 +85,14 @@ def _waiting(run: Run, waits: Waits, colours: Mapping[str, int]) -> str:
             label = f"process {one.process}" + (f", {marks[one.process]}" if marks[one.process] else "")
             where = place_of(run.places.get(one.process))
             kind = ' class="worst"' if slowest else ""
-            rows.append(f"<tr{kind}>{cell(label)}{cell(safe(where), 'soft')}{_figures(one, colours)}</tr>")
+            rows.append(f"<tr{kind}>{cell(label, 'who')}{cell(safe(where), 'fact')}{_figures(one, colours)}</tr>")
     mean = Waited(-1, 1, waits.work, waits.phases, statistics.fmean(one.held_up for one in waits.each))
     devices = sum(one.devices for one in waits.each)
     label = f"mean of {devices:,} devices" if run.places else "mean of processes"
-    rows.append(f'<tr class="sum">{cell(label)}{cell("")}{_figures(mean, colours)}</tr>')
+    rows.append(f'<tr class="sum">{cell(label, "who")}{cell("")}{_figures(mean, colours)}</tr>')
     numeric = ("waited", "share", "others waited for it")
     made = table(rows, ("", "", "waited", "share", "", "most in", "others waited for it"), numeric)
-    span = f"Steps {waits.first} to {waits.last}. {waiting_summary(waits)}"
+    span = f"Steps {waits.first} to {waits.last}. {waiting_summary(waits)} {_COUNTED}"
     return f"<h3 class=apart>Share of time waited</h3>{note(span)}{made}{note(chosen_note(len(waits.each), marks))}"
 
 
@@ -112,7 +113,7 @@ def _figures(one: Waited, colours: Mapping[str, int]) -> str:
             cell(duration(one.total), "n"),
             cell(f"{one.share:.1%}", "n"),
             cell(f'<div class="stack">{"".join(parts)}</div>', "share"),
-            cell(most, "soft"),
+            cell(most, "fact"),
             cell(duration(one.held_up), "n"),
         )
     )
