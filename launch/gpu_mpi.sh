@@ -124,7 +124,8 @@ attempt() {
   local coordinator
   coordinator=$(find_coordinator)
   deadline=-1
-  setsid setpriv --pdeathsig KILL mpirun "${options[@]}" bash "$self" --worker "$coordinator" "$@" </dev/null &
+  setsid setpriv --pdeathsig KILL mpirun "${options[@]}" \
+    setpriv --pdeathsig KILL bash "$self" --worker "$coordinator" "$@" </dev/null &
   mpirun=$!
   while kill -0 "$mpirun" 2>/dev/null; do
     sleep 0.2 || true
@@ -157,7 +158,9 @@ for name in PER_HOST GRACE RESTARTS; do
   [[ ${!name} =~ ^[0-9]{1,9}$ ]] || bad_input "$name = ${!name}: must be a whole number"
 done
 ((PER_HOST)) || bad_input "PER_HOST = 0: must be at least 1"
-command -v mpirun >/dev/null || bad_input "mpirun is missing: install Open MPI 4 or 5"
+for tool in mpirun setsid setpriv; do
+  command -v "$tool" >/dev/null || bad_input "$tool is missing: this needs Linux with util-linux and Open MPI 4 or 5"
+done
 [[ -z ${HOSTFILE-} || -r $HOSTFILE ]] || bad_input "HOSTFILE = $HOSTFILE: no such file"
 version=$(mpirun --version | sed -n 's/.*(Open MPI) \([0-9]*\)\..*/\1/p')
 [[ -n $version ]] || bad_input "mpirun is not Open MPI's: $(mpirun --version | head -n 1)"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,9 @@ from tests.launch.fakes import Fake
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Fake:
-    """Stand-ins in a folder of this test; nothing of what they started is left at its end."""
-    return Fake(tmp_path)
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    """Stand-ins in a folder of this test. What a failed test leaves running is killed."""
+    stand_ins = Fake(tmp_path)
+    yield stand_ins
+    for pid in stand_ins.left(0):
+        os.kill(pid, signal.SIGKILL)

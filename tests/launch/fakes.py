@@ -10,6 +10,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 LAUNCH = ROOT / "launch"
 
+# A run of the real command that is short, less its --workdir.
+RUN = (
+    "--config=configs/ppo_digits.py:tiny",
+    "--config.steps=2",
+    "--config.rollout.prompts=8",
+    "--config.evaluation.every=0",
+    "--config.report.export=False",
+    f"--config.compilation_cache={ROOT}/.cache/jax",
+)
+
 # Stands for ``python -m yatt_jax.main``. Process I runs the shell text in FAKE_I, or FAKE; $attempt counts its starts.
 # What --process does not say, a launcher's environment does.
 PYTHON = r"""#!/bin/bash

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-li
 MPIRUN = r"""#!/bin/bash
 [[ $1 == --version ]] && { echo "mpirun (Open MPI) ${FAKE_VERSION:-4.1.4}"; exit; }
 printf '%s\n' "$@" >"$FAKE_LOG/mpirun"
-while [[ $1 != bash ]]; do shift; done
+while [[ $1 != setpriv ]]; do shift; done
 export OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=${FAKE_LOCAL_SIZE:-1}
 for rank in 0 1; do
   OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank "$@" &
@@ -45,7 +45,7 @@ def mpi(fake: Fake) -> Fake:
 
 
 def options(mpi: Fake) -> str:
-    return " ".join((mpi.log / "mpirun").read_text().split("\nbash\n")[0].split("\n"))
+    return " ".join((mpi.log / "mpirun").read_text().split("\nsetpriv\n")[0].split("\n"))
 
 
 def test_mpirun_4_lets_jax_find_the_others(mpi: Fake) -> None:

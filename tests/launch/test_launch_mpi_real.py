@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.fakes import Fake, left, wait_for
+from tests.launch.fakes import RUN, Fake, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,7 +40,7 @@ class Run:
 
     def left(self) -> list[int]:
         """Processes of the run that are still there."""
-        return left([int(pid) for pid in self.pids.read_text().split()], 5)
+        return self.fake.left(5)
 
 
 @pytest.fixture
@@ -60,6 +60,14 @@ def test_processes_find_each_other(run: Run, coordinator: str) -> None:
     for rank in (0, 1):
         assert f"process {rank} of 2 devices 4 sum 3" in out
     assert run.left() == []
+
+
+def test_two_steps_of_training(fake: Fake, tmp_path: Path) -> None:
+    settings = {"PER_HOST": "2", "PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": "1"}
+    status, out, err = finish(fake.start("gpu_mpi.sh", *RUN, f"--workdir={tmp_path}/run", **settings))
+    assert status == 0, out + err
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= 2
+    assert (tmp_path / "run/samples.1.jsonl").exists()
 
 
 @pytest.mark.parametrize(("word", "status"), [("fail", 3), ("stop", 1)])

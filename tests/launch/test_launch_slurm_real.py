@@ -12,12 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.launch.fakes import LAUNCH, ROOT, left
+from tests.launch.fakes import LAUNCH, ROOT, RUN, left
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "scancel")
 MISSING = [name for name in PROGRAMS if shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") is None]
@@ -112,17 +112,22 @@ class Slurm:
         assert not check or done.returncode == 0, done.stderr + self.logs()
         return done.stdout
 
-    def submit(self, workdir: Path, *options: str, **settings: str) -> str:
-        """Submits the script with the stand-in for the run as interpreter; the job's number."""
-        workdir.mkdir(exist_ok=True)
+    def submit(self, workdir: Path, *options: str, command: Sequence[str] = (), **settings: str) -> str:
+        """Submits the script, with the stand-in for the run as interpreter or with the real ``command``.
+
+        Returns:
+          The job's number.
+        """
+        workdir.mkdir()
         python = workdir / "python"
         python.write_text(f'#!/bin/bash\nexec "{sys.executable}" "{Path(__file__).parent}/meet.py" "$@"\n')
         python.chmod(0o755)
-        given = ["--parsable", "--ntasks-per-node=2", f"--output={workdir}/log", *options]
-        settings = {"PYTHON": str(python), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"} | settings
-        return self.call(
-            "sbatch", *given, str(LAUNCH / "slurm.sbatch"), "--config=x", f"--workdir={workdir}", **settings
-        ).strip()
+        given = ["--parsable", "--ntasks-per-node=2", f"--output={workdir}/log", *options, str(LAUNCH / "slurm.sbatch")]
+        own = {"PYTHON": str(python), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+        if command:
+            own |= {"PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": "1"}
+            return self.call("sbatch", *given, *command, f"--workdir={workdir}/run", **own).strip()
+        return self.call("sbatch", *given, "--config=x", f"--workdir={workdir}", **own | settings).strip()
 
     def wait(self, job: str, patience: float = 120) -> dict[str, str]:
         """What Slurm says about a job once it has ended."""
@@ -166,6 +171,13 @@ def test_tasks_find_each_other_and_the_job_completes(slurm: Slurm, tmp_path: Pat
     assert said["JobState"] == "COMPLETED", log
     for task in (0, 1):
         assert f"{task}: process {task} of 2 devices 4 sum 3" in log
+
+
+def test_two_steps_of_training(slurm: Slurm, tmp_path: Path) -> None:
+    said = slurm.wait(slurm.submit(tmp_path / "w", command=RUN), patience=240)
+    assert said["JobState"] == "COMPLETED", (tmp_path / "w/log").read_text()
+    assert len((tmp_path / "w/run/metrics.jsonl").read_text().splitlines()) >= 2
+    assert (tmp_path / "w/run/samples.1.jsonl").exists()
 
 
 @pytest.mark.parametrize(("word", "status"), [("fail", 3), ("stop", 1)])

@@ -14,7 +14,7 @@ from tests.launch.fakes import Fake, wait_for
 
 pytestmark = pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not installed")
 
-# Each worker's home is a folder. Like the real one, ssh runs on all workers at once; its status is the first failed one's.
+# Each worker's home is a folder. Like the real one, ssh runs on all workers at once, with the status of a failed one.
 GCLOUD = r"""#!/bin/bash
 printf '%q ' "$@" >>"$FAKE_LOG/gcloud"
 echo >>"$FAKE_LOG/gcloud"

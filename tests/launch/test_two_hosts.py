@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launch.fakes import ROOT, left
+from tests.launch.fakes import ROOT, RUN, left, wait_for
 
 HOSTS = {"yatt-a": "10.77.31.1", "yatt-b": "10.77.31.2"}
 
@@ -95,3 +96,32 @@ def test_processes_on_two_hosts_meet(hosts: Path, tmp_path: Path) -> None:
     for i, (process, out) in enumerate(zip(processes, outs, strict=True)):
         assert process.returncode == 0, out
         assert f"process {i} of 2 devices 4 sum 3" in out
+
+
+def train(hosts: Path, workdir: Path, *more: str) -> list[subprocess.Popen[str]]:
+    """A run with a process on each host."""
+    flags = [*RUN, *more, f"--workdir={workdir}", f"--coordinator={HOSTS['yatt-a']}:4712", "--processes=2"]
+    command = [sys.executable, "-m", "yatt_jax.main", *flags]
+    return [start(hosts, name, [*command, f"--process={i}"], JAX_NUM_CPU_DEVICES="1") for i, name in enumerate(HOSTS)]
+
+
+def test_two_steps_of_training_on_two_hosts(hosts: Path, tmp_path: Path) -> None:
+    processes = train(hosts, tmp_path / "run")
+    outs = finish(processes, 240)
+    assert [process.returncode for process in processes] == [0, 0], outs
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) >= 2
+
+
+def test_a_cut_link_ends_the_run_on_both_hosts(hosts: Path, tmp_path: Path) -> None:
+    processes = train(hosts, tmp_path / "run", "--config.steps=100000", "--config.controller.timeout_s=10")
+    try:
+        wait_for(tmp_path / "run/metrics.jsonl", lines=2, patience=200)
+        assert _ip("-n", "yatt-b", "link", "set", "yatt-b0", "down").returncode == 0
+        cut = time.monotonic()
+        outs = finish(processes, 40)
+    finally:
+        _ip("-n", "yatt-b", "link", "set", "yatt-b0", "up")
+    assert time.monotonic() - cut < 10 + 5  # 5 s for this machine, which may be busy
+    assert all(process.returncode > 0 for process in processes), outs
+    assert "process 1 (host yatt-b" in outs[0]
+    assert "process 0 (host yatt-a" in outs[1]
