@@ -73,7 +73,7 @@ def model_card(
         "",
         f"A {family} {_WHAT[model.kind]} of {model.parameter_count / 1e6:,.1f} M parameters, stored as {dtype}"
         + (f", trained with {algorithm}" if algorithm else "")
-        + (f" for {run['step']} steps" if run.get("step") is not None else "")
+        + (f" for {run['step']} step{'' if run['step'] == 1 else 's'}" if run.get("step") is not None else "")
         + ".",
         "",
         *_usage(model.kind, hf_config),
