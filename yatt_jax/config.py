@@ -66,10 +66,11 @@ class ModelConfig:
       tokenizer: folder, GGUF file, or ``characters:ALPHABET``; empty: the one in ``path``.
       reference: what the frozen reference is; empty: a copy of the actor at the start.
       critic: what the critic starts from; empty: the actor at the start, with a value head of zeros.
+      teacher: the frozen model that distillation learns from.
       init: sizes when there is no ``path``.
       dtype: of the parameters and optimizer moments.
       compute_dtype: of activations and matrix products.
-      frozen_dtype: of the reference's parameters.
+      frozen_dtype: of the parameters of reference and teacher.
       remat: "full" recomputes each layer in the backward pass, "none" keeps its activations.
     """
 
@@ -77,6 +78,7 @@ class ModelConfig:
     tokenizer: str = ""
     reference: str = ""
     critic: str = ""
+    teacher: str = ""
     init: InitConfig = InitConfig()
     dtype: Literal["float32", "bfloat16"] = "float32"
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

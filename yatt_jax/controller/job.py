@@ -120,6 +120,7 @@ class Job:
         self._step = start.step + (1 if self.resumed else 0)
         self.kl_coef = config.hyper.kl.coef
         self.timeline.begin(self._step)
+        self.timeline.introduce(**run_facts.here())
         self._load()
         if start.found is not None:
             self._restore(start.found)
@@ -177,8 +178,7 @@ class Job:
     def _load(self) -> None:
         actor: Params | None = None
         with self.timeline.phase("load"):
-            needed = {*self.algo.TRAINS, *self.algo.scored_by(self.config.hyper)}
-            for role in ("actor", *sorted(needed - {"actor"})):
+            for role in self.plan.models:
                 tensors = len(jax.tree.leaves(self.plan.models[role].abstract))
                 with self.console.progress(f"load {role}", tensors) as advance:
                     params = load_weights(self.plan, role, actor, advance)

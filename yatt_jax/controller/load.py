@@ -22,7 +22,7 @@ def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress
 
     Args:
       plan: the run.
-      role: "actor", "critic" or "reference".
+      role: "actor", "critic", "reference" or "teacher".
       actor: the actor's parameters, for roles that start from them.
       progress: called with the number of tensors read since the last call.
 
@@ -36,7 +36,7 @@ def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress
             path,
             model.kind,
             plan.train,
-            dtype=choice.frozen_dtype if role == "reference" else choice.dtype,
+            dtype=choice.frozen_dtype if role in ("reference", "teacher") else choice.dtype,
             compute_dtype=choice.compute_dtype,
             remat=choice.remat,
             seed=plan.config.seed,

@@ -154,13 +154,15 @@ def make_plan(config: Config) -> Plan:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     tokenizer = tokenizers.load_tokenizer(config.model.tokenizer or _require_model(config))
-    hf_config, generation_config, models, paths = _models(config, tokenizer)
+    roles = needed_roles(algo, config.hyper)
+    hf_config, generation_config, models, paths = _models(config, tokenizer, roles)
     folder = Path(config.model.path) if config.model.path and Path(config.model.path).is_dir() else None
     own_stops = tokenizers.stop_token_ids(tokenizer, folder)
     stops = tuple(dict.fromkeys((*config.rollout.sampling.stop_token_ids, *own_stops)))
     rows = config.rollout.prompts * config.rollout.samples_per_prompt
     hyper = config.hyper
     faults = [*_check_axes(models["actor"].config, train, rollout), *_check_lengths(config, hf_config)]
+    faults += algo.check(hyper, config.rollout.samples_per_prompt)
     if rows % hyper.minibatches:
         faults.append(
             f"config.hyper.minibatches = {hyper.minibatches} does not divide the {rows} rows of a step "
@@ -190,8 +192,8 @@ def make_plan(config: Config) -> Plan:
         micro=micro,
         score_micro=score_micro,
         updates={
-            "actor": max(1, (config.steps - getattr(hyper, "critic_warmup_steps", 0)) * per_rollout),
-            "critic": config.steps * per_rollout,
+            role: max(1, sum(role in algo.trains(hyper, step) for step in range(config.steps)) * per_rollout)
+            for role in algo.TRAINS
         },
     )
 
@@ -209,8 +211,13 @@ def _require_model(config: Config) -> str:
     return config.model.path
 
 
+def needed_roles(algo: types.ModuleType, hyper: Any) -> tuple[str, ...]:
+    """The roles whose weights a run holds, the actor first."""
+    return ("actor", *sorted({*algo.TRAINS, *algo.scored_by(hyper)} - {"actor"}))
+
+
 def _models(
-    config: Config, tokenizer: PreTrainedTokenizerFast
+    config: Config, tokenizer: PreTrainedTokenizerFast, roles: tuple[str, ...]
 ) -> tuple[dict[str, Any], dict[str, Any] | None, dict[str, Model], dict[str, str]]:
     """The static half of each role's model, and where its weights come from."""
     choice = config.model
@@ -223,23 +230,33 @@ def _models(
         decoder, hf_config = _fresh(choice.init, tokenizer)
         generation_config = None
         decoder = dataclasses.replace(decoder, **compute)
-    paths = {"actor": choice.path, "critic": choice.critic, "reference": choice.reference}
+    paths = {
+        "actor": choice.path,
+        "critic": choice.critic,
+        "reference": choice.reference,
+        "teacher": choice.teacher,
+    }
+    if "teacher" in roles and not choice.teacher:
+        raise ConfigError("config.model.teacher is empty: name the folder of the model that the actor learns from")
 
     def shape(path: str) -> DecoderConfig:
         return dataclasses.replace(hf.read_folder(path).config, **compute) if path else decoder
 
-    models = {
-        "actor": build("lm", decoder, choice.dtype),
-        "critic": build("value", shape(choice.critic), choice.dtype),
-        "reference": build("lm", shape(choice.reference), choice.frozen_dtype),
-    }
+    def make(role: str) -> Model:
+        kind = "value" if role == "critic" else "lm"
+        own = role == "actor"
+        trained = own or role == "critic"
+        dtype = choice.dtype if trained else choice.frozen_dtype
+        return build(kind, decoder if own else shape(paths[role]), dtype)
+
+    models = {role: make(role) for role in roles}
     for role, model in models.items():
         if model.config.vocab != decoder.vocab:
             raise ConfigError(
                 f"config.model.{role}: its vocabulary has {model.config.vocab} entries and the actor's "
                 f"{decoder.vocab}; roles must share one tokenizer"
             )
-    return hf_config, generation_config, models, paths
+    return hf_config, generation_config, models, {role: paths[role] for role in roles}
 
 
 def _fresh(sizes: InitConfig, tokenizer: PreTrainedTokenizerFast) -> tuple[DecoderConfig, dict[str, Any]]:

@@ -73,7 +73,7 @@ def make_programs(plan: Plan) -> Programs:
         return jax.jit(run, donate_argnums=0)
 
     return Programs(
-        score={role: make_score(forwards[role], plan.train, plan.score_micro) for role in algo.SCORED_BY},
+        score={role: make_score(forwards[role], plan.train, plan.score_micro) for role in algo.scored_by(hyper)},
         prepare=jax.jit(prepare),
         update={role: make_update(role) for role in algo.TRAINS},
         transforms={role: tx for role, (tx, _) in made.items()},
