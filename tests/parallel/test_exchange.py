@@ -243,6 +243,21 @@ def test_stages_deliver_every_row(digits: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(held[receiver, route.position], sender * rows + row)
 
 
+def test_a_plan_takes_stages_where_they_need_smaller_buffers() -> None:
+    where = partition(8, 1)
+    swapped = np.arange(16)
+    swapped[[0, 15]] = [15, 0]
+    tree = place(batch(16), where, "devices")
+    staged = plan_exchange(swapped, 16, where, radix=2)
+    assert (staged.shapes.digits, staged.shapes.blocks) == ((2, 2, 2, 1), (1, 1, 1, 0))
+    direct = plan_exchange(swapped, 16, where, radix=8)
+    assert (direct.shapes.digits, direct.shapes.blocks) == ((8, 1), (1, 0))
+    assert staged.shapes.buffer < direct.shapes.buffer
+    for plan in (staged, direct):
+        assert plan.moved == 2
+        equal(exchange(tree, plan, FILL), plain(batch(16), swapped, FILL))
+
+
 def test_many_shards_of_few_rows_are_sent_in_stages_of_small_buffers() -> None:
     # Half of the 8 rows of each of 64 shards go anywhere: one exchange would hold a block for every other shard.
     rng = np.random.default_rng(1)

@@ -29,7 +29,10 @@ def alone() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("devices_each", "counts", "splits"),
-    [(2, [5, 8], [(4, 1), (2, 2)]), (1, [5, 0, 7, 1], [(2, 2), (1, 4)])],
+    [
+        (2, [5, 8], [(4, 1), (2, 2)]),
+        pytest.param(1, [5, 0, 7, 1], [(2, 2), (1, 4)], marks=pytest.mark.slow),
+    ],
 )
 def test_processes_exchange_as_one_does(
     alone: dict[str, Any], devices_each: int, counts: list[int], splits: list[tuple[int, int]]
