@@ -28,9 +28,10 @@ from yatt_jax.errors import InputError
 from yatt_jax.models.build import Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.models.names import flatten
+from yatt_jax.parallel.moves import compile_move
 from yatt_jax.parallel.park import can_park, fetch, park
 from yatt_jax.parallel.partition import Partition, Split, make_partitions
-from yatt_jax.parallel.repartition import bytes_per_device, compile_move, measured, release
+from yatt_jax.parallel.repartition import Moved, bytes_per_device, measured, release
 from yatt_jax.parallel.topology import described_devices
 from yatt_jax.types import PyTree
 
@@ -210,7 +211,7 @@ def live(model: Model, train: Partition, rollout: Partition, runs: int) -> list[
     """Prints and returns time, bytes and rates of moving a model there and back, and of parking it."""
     compiles = Counter[str]()
 
-    def count(event: str, _: float, **__: Any) -> None:
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
         compiles[event] += event.endswith("backend_compile_duration")
 
     where = model.shardings(train)
@@ -246,20 +247,19 @@ def _cell(found: dict[str, Any], name: str, unit: float, form: str) -> str:
 def _moved(
     what: str, model: Model, params: PyTree, target: Partition, compiles: Counter[str], runs: int
 ) -> dict[str, Any]:
-    before, seconds = compiles.total(), []
+    before = compiles.total()
+    found: list[Moved] = []
     for _ in range(runs + 1):
         laid_out, moved = measured(params, model.axes, target, wait=True)
         release(laid_out, params)
-        seconds.append(moved.seconds or 0.0)
-    return {
+        found.append(moved)
+    last = dataclasses.asdict(found[-1])
+    return last | {
         "what": what,
-        "seconds": statistics.median(seconds[1:]),
-        "bytes": moved.received,
-        "peak": moved.peak,
-        "measured": moved.measured,
+        "seconds": statistics.median(moved.seconds or 0.0 for moved in found[1:]),
+        "first_seconds": found[0].seconds,
+        "bytes": last["received"],
         "compiled": compiles.total() - before,
-        "leaves": moved.leaves,
-        "shared": moved.shared,
     }
 
 

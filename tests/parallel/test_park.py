@@ -77,7 +77,7 @@ def test_updates_with_parking_between_are_the_same_and_compile_once(split: Split
     donating, again = jax.jit(step, donate_argnums=0), jax.jit(counted, donate_argnums=0)
     compiles = 0
 
-    def listen(event: str, _: float, **__: object) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         nonlocal compiles
         compiles += event == "/jax/core/compile/backend_compile_duration"
 

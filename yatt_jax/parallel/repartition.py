@@ -6,11 +6,13 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
+from yatt_jax.parallel.moves import mover, shard_bytes
 from yatt_jax.parallel.partition import Partition, shardings
 from yatt_jax.types import PyTree
 
@@ -43,8 +45,9 @@ class Moved:
 def repartition(tree: PyTree, axes: PyTree, partition: Partition) -> PyTree:
     """Lays a tree out for a partition.
 
-    Each leaf is a compiled identity with another output sharding, so temporary memory is bounded by one leaf and
-    nothing passes through the host. A leaf that already lies right is returned as it is, sharing its buffers.
+    Each leaf is moved by a program of its own, from device to device: nothing passes through the host, and temporary
+    memory is that of a piece of one leaf (``moves.PIECE``) where the leaf has a dimension to be cut along, and else at
+    most twice the leaf's new block. A leaf that already lies right is returned as it is, sharing its buffers.
 
     Args:
       tree: arrays on the partition's mesh.
@@ -54,7 +57,9 @@ def repartition(tree: PyTree, axes: PyTree, partition: Partition) -> PyTree:
     target = shardings(tree, axes, partition)
 
     def move(leaf: jax.Array, where: Sharding) -> jax.Array:
-        return leaf if leaf.sharding.is_equivalent_to(where, leaf.ndim) else _mover(where)(leaf)
+        if leaf.sharding.is_equivalent_to(where, leaf.ndim):
+            return leaf
+        return mover(leaf.shape, leaf.dtype.itemsize, leaf.sharding, where)(leaf)
 
     return jax.tree.map(move, tree, target)
 
@@ -174,23 +179,6 @@ class SecondLayout:
 
 
 @functools.cache
-def _mover(target: Sharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda x: x, out_shardings=target)
-
-
-def compile_move(leaf: jax.ShapeDtypeStruct, source: Sharding, target: Sharding) -> jax.stages.Compiled:
-    """The program with which ``repartition`` moves an array, compiled but not run; for its memory and its collectives.
-
-    Args:
-      leaf: shape and dtype of the array.
-      source: where it lies; its devices need not be there.
-      target: where it goes.
-    """
-    where = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=source)
-    return _mover(target).lower(where).compile()  # pyright: ignore[reportFunctionMemberAccess]
-
-
-@functools.cache
 def traffic_of(shape: tuple[int, ...], itemsize: int, source: Sharding, target: Sharding) -> tuple[int, int]:
     """Bytes of an array's new shards on this process's devices: (from other devices, from the device itself).
 
@@ -218,12 +206,6 @@ def _bounds(index: slice, size: int) -> tuple[int, int]:
     return low, high
 
 
-@functools.cache
-def shard_bytes(shape: tuple[int, ...], itemsize: int, where: Sharding) -> int:
-    """Bytes that one device holds of an array."""
-    return math.prod(where.shard_shape(shape)) * itemsize
-
-
 def bytes_per_device(tree: PyTree, target: PyTree) -> int:
     """Bytes that one device holds of a tree under given shardings.
 
@@ -235,6 +217,6 @@ def bytes_per_device(tree: PyTree, target: PyTree) -> int:
     return sum(jax.tree.leaves(sizes))
 
 
-def _peak(device: jax.Device) -> int | None:
+def _peak(device: Any) -> int | None:
     stats = device.memory_stats()
     return stats.get("peak_bytes_in_use") if stats else None
