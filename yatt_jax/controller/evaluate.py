@@ -36,7 +36,7 @@ def evaluate(job: Job, step: int) -> None:
     variance = found.pop("reward_squares") - mean**2
     if count > 1:
         found["reward_ci95"] = 1.96 * math.sqrt(max(variance, 0.0) / (count - 1))
-    job.add_metrics({f"eval/{name}": value for name, value in found.items()})
+    job.record.add({f"eval/{name}": value for name, value in found.items()})
     if job.config.report.console_samples:
         job.console.samples(records[: job.config.report.console_samples], f"held out, after {step} steps")
 

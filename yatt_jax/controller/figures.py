@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from yatt_jax.controller.hosts import Sums
+from yatt_jax.errors import RunFailure
 from yatt_jax.parallel.repartition import Moved
 from yatt_jax.rewards import Scores
 from yatt_jax.rollout.engine import Stats
@@ -70,3 +72,30 @@ def spread(means: dict[str, float]) -> dict[str, float]:
     variance = means.pop(_SQUARES) - means["reward_std"] ** 2
     means["reward_std"] = math.sqrt(max(variance, 0.0)) if math.isfinite(variance) else math.nan
     return {name: value for name, value in means.items() if math.isfinite(value) or name != "groups_without_signal"}
+
+
+def rates(schedules: Mapping[str, Callable[[int], Any]], counters: Mapping[str, Any]) -> dict[str, float]:
+    """Learning rate, updates done and updates skipped of each role that is trained."""
+    found = {}
+    for role, schedule in schedules.items():
+        step = int(counters[f"{role}/step"])
+        found[f"{role}/learning_rate"] = float(schedule(step))
+        found[f"{role}/updates"] = float(step)
+        found[f"{role}/skipped"] = float(counters[f"{role}/skipped"])
+    return found
+
+
+def check_skipped(counters: Mapping[str, Any], roles: Iterable[str], limit: int) -> None:
+    """Stops a run that makes no headway.
+
+    Raises:
+      RunFailure: ``limit`` updates of a role in a row had a loss or gradient that is not finite.
+    """
+    for role in roles:
+        in_row = int(counters[f"{role}/skipped_in_row"])
+        if in_row >= limit:
+            raise RunFailure(
+                f"{in_row} updates of the {role} in a row had a non-finite loss or gradient "
+                f"(config.train.max_skipped = {limit}); its weights are those before the first of them. "
+                "Lower the learning rate, or look at the last samples and their rewards"
+            )

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import jax
 from jax._src import distributed as _distributed
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from yatt_jax.controller.watch import PREFIX, ControllerConfig, Member, Verdict, Watch, describe, end, say
 from yatt_jax.errors import InputError, RunFailure

@@ -8,25 +8,32 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from yatt_jax.config import to_dict
-from yatt_jax.controller.figures import engine_sums, mean_advantages, moved_sums, reward_sums, spread
+from yatt_jax.controller.figures import (
+    check_skipped,
+    engine_sums,
+    mean_advantages,
+    moved_sums,
+    rates,
+    reward_sums,
+    spread,
+)
 from yatt_jax.controller.hosts import Hosts, totals
 from yatt_jax.controller.keeper import Keeper, State
-from yatt_jax.controller.load import load_weights
+from yatt_jax.controller.load import load_roles
 from yatt_jax.controller.parking import Parking
 from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.programs import make_programs
+from yatt_jax.controller.record import Record
 from yatt_jax.controller.resume import describe, find_start
 from yatt_jax.controller.rows import Mover, Placed
 from yatt_jax.controller.stops import StopRequested, Stops
-from yatt_jax.controller.update import init_state
 from yatt_jax.data.prompts import PromptSource
-from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.errors import InputError
 from yatt_jax.io.checkpoint_config import EarlyStop
 from yatt_jax.io.checkpoint_read import Found
 from yatt_jax.io.export import save_folder
@@ -35,17 +42,15 @@ from yatt_jax.io.model_card import run_card
 from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.repartition import SecondLayout, free
 from yatt_jax.report import facts as run_facts
-from yatt_jax.report import html
 from yatt_jax.report.console import open_console
-from yatt_jax.report.metrics import ConsoleSink, JsonlSink, MetricsWriter, grouped, to_floats
+from yatt_jax.report.metrics import grouped, to_floats
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.samples import SampleLog
-from yatt_jax.report.sinks import open_optional
 from yatt_jax.report.timeline import Timeline
 from yatt_jax.rewards import Scores, build
 from yatt_jax.rollout.engine import Engine
 from yatt_jax.rollout.sampling import Sampling
-from yatt_jax.types import Metrics, Params, Prompt, PyTree, Rollout, Sample, TrainState
+from yatt_jax.types import Metrics, Prompt, PyTree, Rollout, Sample
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,7 +104,8 @@ class Job:
         self.keeper = Keeper(config, self.run.path, hosts, self._state)
         self._exit.callback(self.keeper.checkpoints.close)
         start = find_start(self.run, self.keeper.checkpoints, to_dict(config), hosts, resume, overwrite)
-        facts = run_facts.gather(self._parameters()) | {"resumed": start.record()}
+        sizes = {role: model.parameter_count for role, model in plan.models.items()}
+        facts = run_facts.gather(sizes) | {"resumed": start.record()}
         self.run.write_config(to_dict(config), facts)
         self.stops = self._exit.enter_context(Stops(hosts, config.max_minutes))
         self.timeline = Timeline(self.run)
@@ -107,21 +113,22 @@ class Job:
         self.console = self._exit.enter_context(open_console(hosts.process))
         self._exit.callback(self.scorer.close)
         self.samples = SampleLog(self.run)
-        self.writer = self._open_sinks()
-        self._exit.callback(self.writer.close)
+        self.record = Record(config, self.run, self.console, self.timeline)
+        self._exit.callback(self.record.close)
         self.programs = make_programs(plan)
         self.mover = Mover(plan, hosts)
         self._placed: Placed | None = None
         self._held = 0  # bytes of this process's rows on its host
         self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
-        self.states: dict[str, TrainState] = {}
-        self.frozen: dict[str, Params] = {}
         self.first_step, self.resumed, self.status = start.step, start.found is not None, 0
         self._step = start.step + (1 if self.resumed else 0)
         self.kl_coef = config.hyper.kl.coef
         self.timeline.begin(self._step)
         self.timeline.introduce(**run_facts.here())
-        self._load()
+        with self.timeline.phase("load"):
+            self.states, self.frozen = load_roles(plan, self.programs.transforms, self.console)
+        reference = self.frozen.get("reference")
+        self._reference = None if reference is None else fingerprint(reference)
         if start.found is not None:
             self._restore(start.found)
             self.console.message(describe(start))
@@ -131,27 +138,12 @@ class Job:
         self.parking = Parking(config.parallel.park, self.states, self.frozen)
         self.engine = self._make_engine()
         self._updates: list[Metrics] = []
-        self._pending: dict[str, float] = {}
-        self._written: dict[str, float] = {}  # the last line
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._exit.close()
-
-    def _open_sinks(self) -> MetricsWriter:
-        """What the step's metrics go to; the first process writes them for all."""
-        config = self.config
-        if not self.hosts.is_main:
-            return MetricsWriter()
-        optional = open_optional(
-            self.run,
-            to_dict(config),
-            tensorboard=config.report.tensorboard,
-            wandb_project=config.report.wandb_project,
-        )
-        return MetricsWriter([JsonlSink(self.run)], [ConsoleSink(self.console, config.steps), *optional])
 
     def _make_engine(self) -> Engine:
         """The engine of this process's rows; all processes have as many."""
@@ -171,24 +163,6 @@ class Job:
             record_kept=plan.record_kept,
             agree=lambda value: self.hosts.gather("lengths of prompts", value, group),
         )
-
-    def _parameters(self) -> dict[str, int]:
-        return {role: model.parameter_count for role, model in self.plan.models.items()}
-
-    def _load(self) -> None:
-        actor: Params | None = None
-        with self.timeline.phase("load"):
-            for role in self.plan.models:
-                tensors = len(jax.tree.leaves(self.plan.models[role].abstract))
-                with self.console.progress(f"load {role}", tensors) as advance:
-                    params = load_weights(self.plan, role, actor, advance)
-                actor = params if role == "actor" else actor
-                if role in self.algo.TRAINS:
-                    self.states[role] = init_state(params, self.programs.transforms[role], self.plan.train)
-                else:
-                    self.frozen[role] = params
-        reference = self.frozen.get("reference")
-        self._reference = None if reference is None else fingerprint(reference)
 
     @property
     def sampling(self) -> Sampling:
@@ -264,11 +238,8 @@ class Job:
         with self.timeline.phase("exchange"):
             rows, row_rewards, self._placed = self.mover.place(rollout, rewards.total)
         before, after = self._placed.spread
-        self._pending |= {
-            "rollout/shard_spread_before": before,
-            "rollout/shard_spread": after,
-            "rollout/rows_moved": self._placed.moved,
-        }
+        moved = {"shard_spread_before": before, "shard_spread": after, "rows_moved": self._placed.moved}
+        self.record.add(grouped("rollout", moved))
         return rows, row_rewards
 
     def prepare(self, rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
@@ -310,22 +281,16 @@ class Job:
         own = reward_sums(rewards, samples) | engine_sums(self.engine.stats) | moved_sums(self.layout.moved)
         own["bytes_per_process"] = self._held, 1
         found |= spread(totals(self.hosts.gather("metrics of a step", own)))
-        self._pending |= grouped("rollout", found)
-        self._pending |= grouped("train", updates | self._rates(counters))
+        self.record.add(grouped("rollout", found))
+        self.record.add(grouped("train", updates | rates(self.programs.schedules, counters)))
         every = self.config.report.samples_every
         if every and step % every == 0:
             self.samples.write(step, "train", samples, rewards.total, rewards.rewards, self._values_of_own(advantages))
-        self._check_skipped(counters)
+        check_skipped(counters, self.states, self.config.train.max_skipped)
 
     def write(self, step: int) -> None:
         """Writes the line of a step: everything gathered since the last one."""
-        tokens = self._pending.pop("rollout/tokens", 0.0)
-        times = self.timeline.seconds()
-        if times.get("time/rollout"):
-            self._pending["rollout/tokens_per_second"] = tokens / times["time/rollout"]
-        self._written = self._pending | times
-        self.writer.step(step, self._written)
-        self._pending = {}
+        self.record.write(step)
         self.timeline.begin(step + 1)
         self._step = step + 1
 
@@ -339,8 +304,8 @@ class Job:
           CheckpointFailure: the last save failed, and ``config.checkpoint.on_failure`` is "stop".
         """
         with self.timeline.phase("save"):
-            ends = self.keeper.save(step, self._written)
-        self._pending |= self.keeper.checkpoints.metrics()
+            ends = self.keeper.save(step, self.record.last)
+        self.record.add(self.keeper.checkpoints.metrics())
         if ends:
             best = self.config.checkpoint.best_metric
             self.console.message(f"no better {best} in {self.keeper.early.since} evaluations: the run ends here")
@@ -357,9 +322,8 @@ class Job:
             step = max(self._step - 1, 0)
             self.keeper.stop(step)
             self.hosts.barrier("the report")
-            if self.hosts.is_main:
-                self.write_page()
-                self.console.message(f"stopped after step {step} ({told}); the same command goes on from there")
+            self.record.page()
+            self.console.message(f"stopped after step {step} ({told}); the same command goes on from there")
             self.status = STOPPED_EARLY
 
     def _state(self) -> State:
@@ -403,24 +367,10 @@ class Job:
                     run=run_card(self.run.path),
                     hosts=self.hosts,
                 )
-            if self.hosts.is_main:
-                said = f"model written to {folder}; talk to it with: python -m tools.chat {self.run.path}"
-                self.console.message(said)
+            self.console.message(f"model written to {folder}; talk to it with: python -m tools.chat {self.run.path}")
         self.hosts.barrier("the report")  # everything is in the files that it is made of
-        if self.hosts.is_main:
-            self.write_page()
-            self.console.message(f"report: {self.run.report_file}")
-
-    def write_page(self) -> None:
-        """Renews report.html from the run directory; a page that cannot be made never stops a run."""
-        try:
-            html.write(self.run)
-        except Exception:
-            _LOG.warning("report.html could not be written; `python -m tools.report` makes it again", exc_info=True)
-
-    def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Adds figures to the line that is written next."""
-        self._pending |= metrics
+        self.record.page()
+        self.console.message(f"report: {self.run.report_file}")
 
     def _values_of_own(self, values: jax.Array) -> np.ndarray:
         """This process's part of an array with a value for each placed row."""
@@ -431,26 +381,6 @@ class Job:
         """Steers the price of the divergence by what the rollout showed."""
         if "kl_response" in found:
             self.kl_coef = float(self.config.hyper.kl.adapted(self.kl_coef, found["kl_response"], rows))
-
-    def _rates(self, counters: Mapping[str, Any]) -> dict[str, float]:
-        rates = {}
-        for role, schedule in self.programs.schedules.items():
-            step = int(counters[f"{role}/step"])
-            rates[f"{role}/learning_rate"] = float(schedule(step))
-            rates[f"{role}/updates"] = float(step)
-            rates[f"{role}/skipped"] = float(counters[f"{role}/skipped"])
-        return rates
-
-    def _check_skipped(self, counters: Mapping[str, Any]) -> None:
-        limit = self.config.train.max_skipped
-        for role in self.states:
-            in_row = int(counters[f"{role}/skipped_in_row"])
-            if in_row >= limit:
-                raise RunFailure(
-                    f"{in_row} updates of the {role} in a row had a non-finite loss or gradient "
-                    f"(config.train.max_skipped = {limit}); its weights are those before the first of them. "
-                    "Lower the learning rate, or look at the last samples and their rewards"
-                )
 
 
 _STOPPABLE = ("rollout", "score", "train")

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from yatt_jax.controller.plan import Plan
+from yatt_jax.controller.update import init_state
 from yatt_jax.io import hf
 from yatt_jax.models.build import Model
-from yatt_jax.types import Params, PyTree
+from yatt_jax.report.console import Console
+from yatt_jax.types import Params, PyTree, TrainState
 
 Progress = Callable[[int], None]
+
+
+def load_roles(
+    plan: Plan, transforms: Mapping[str, optax.GradientTransformation], console: Console
+) -> tuple[dict[str, TrainState], dict[str, Params]]:
+    """Starting states of the roles that are trained, and weights of those that are not, with a progress bar each.
+
+    Raises:
+      InputError: a file that cannot be read.
+    """
+    states: dict[str, TrainState] = {}
+    frozen: dict[str, Params] = {}
+    actor: Params | None = None
+    for role, model in plan.models.items():
+        with console.progress(f"load {role}", len(jax.tree.leaves(model.abstract))) as advance:
+            params = load_weights(plan, role, actor, advance)
+        actor = params if role == "actor" else actor
+        if role in transforms:
+            states[role] = init_state(params, transforms[role], plan.train)
+        else:
+            frozen[role] = params
+    return states, frozen
 
 
 def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress | None = None) -> Params:

@@ -38,7 +38,7 @@ def make_forward(model: Model, *, vocab_chunk: int, capacity: int, row_shards: i
             hidden,
             module.output_matrix(),
             rows.inputs.tokens,
-            temperature=temperature,
+            temperature=jnp.asarray(temperature),
             softcap=model.config.final_softcap,
             kept=rows.kept,
             mask=rows.response_mask,
