@@ -8,19 +8,19 @@
 #   GPUS          GPUs of each machine     (counted by nvidia-smi)
 #   COORDINATOR   HOST:PORT of process 0, for networks where the first machine's name in HOSTFILE does not lead to it
 #   GRACE         seconds to save in after SIGTERM     (75)
+#   LAST_WORDS    seconds the others get to end by themselves after one failed, before mpirun kills them     (15)
 #   RESTARTS      how often the same command is run again after a failure     (3)
 #   PYTHON        interpreter, the same path on all machines     (.venv/bin/python of this checkout if there is one, else python3)
 #
 # Checkout, interpreter and DIR are at the same paths everywhere. jax finds process 0 from Open MPI 4 when that runs on
 # this machine; else it is told. Environment variables JAX_*, XLA_*, NCCL_*, CUDA_*, HF_*, LIBTPU_* and LD_LIBRARY_PATH go along.
 # The exit status is that of the process that failed first. 2 (bad input) is never tried again. SIGTERM and Ctrl-C make
-# every process save and stop, a second one kills them. When a process fails, mpirun ends the others within 20 s.
+# every process save and stop, a second one kills them.
 
 set -euo pipefail
 
 self=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/$(basename -- "${BASH_SOURCE[0]}")
 root=$(dirname -- "$(dirname -- "$self")")
-kill_after=10 # seconds that mpirun waits before SIGTERM, and again before SIGKILL, when a process has failed
 
 say() { echo "gpu_mpi.sh: $*" >&2; }
 
@@ -65,6 +65,10 @@ worker() {
     ((caught)) || break
   done
   kill -KILL -- "-$child" 2>/dev/null || true # children that it left behind
+  # mpirun kills all others as soon as one shell reports a failure; bad input is known to all by then.
+  if ((code != 0 && code != 2)); then
+    setpriv --pdeathsig KILL sleep "$LAST_WORDS" || true
+  fi
   exit "$code"
 }
 
@@ -96,15 +100,15 @@ make_options() {
   local name
   options=(--map-by "ppr:$PER_HOST:node:oversubscribe" --bind-to none)
   if ((version < 5)); then
-    options+=(--tag-output --mca odls_base_sigkill_timeout "$kill_after")
+    options+=(--tag-output)
   else
-    options+=(--output tag --prtemca odls_base_sigkill_timeout "$kill_after")
+    options+=(--output tag)
   fi
   [[ -z ${HOSTFILE-} ]] || options+=(--hostfile "$HOSTFILE")
   ((EUID)) || options+=(--allow-run-as-root) # as in containers
   while read -r name; do
     options+=(-x "$name")
-  done < <(compgen -e | grep -E '^(JAX|XLA|NCCL|CUDA|HF|LIBTPU)_|^(LD_LIBRARY_PATH|PYTHON|GPUS)$')
+  done < <(compgen -e | grep -E '^(JAX|XLA|NCCL|CUDA|HF|LIBTPU)_|^(LD_LIBRARY_PATH|PYTHON|GPUS|LAST_WORDS)$')
 }
 
 # shellcheck disable=SC2317 # called by trap
@@ -154,7 +158,8 @@ fi
 PER_HOST=${PER_HOST:-1}
 GRACE=${GRACE:-75}
 RESTARTS=${RESTARTS:-3}
-for name in PER_HOST GRACE RESTARTS; do
+export LAST_WORDS=${LAST_WORDS:-15}
+for name in PER_HOST GRACE LAST_WORDS RESTARTS; do
   [[ ${!name} =~ ^[0-9]{1,9}$ ]] || bad_input "$name = ${!name}: must be a whole number"
 done
 ((PER_HOST)) || bad_input "PER_HOST = 0: must be at least 1"

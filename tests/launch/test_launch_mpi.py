@@ -39,8 +39,9 @@ DEAF = "trap '' TERM; while :; do sleep 0.05; done"
 
 
 @pytest.fixture
-def mpi(fake: Fake) -> Fake:
+def mpi(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake.program("mpirun", MPIRUN)
+    monkeypatch.setenv("LAST_WORDS", "0")
     return fake
 
 
@@ -100,7 +101,8 @@ def test_where_process_0_is(mpi: Fake, hosts: str, settings: dict[str, str], exp
 
 def test_version_5_has_other_names_for_options(mpi: Fake) -> None:
     assert mpi.run("gpu_mpi.sh", FAKE_VERSION="5.0.8").returncode == 0
-    assert "--output tag --prtemca odls_base_sigkill_timeout 10" in options(mpi)
+    assert "--output tag" in options(mpi)
+    assert "--tag-output" not in options(mpi)
     assert mpi.arguments(0)[2].startswith("--coordinator=127.0.0.1:")
 
 
@@ -108,6 +110,13 @@ def test_version_5_has_other_names_for_options(mpi: Fake) -> None:
 def test_restarts(mpi: Fake, status: int, starts: int) -> None:
     assert mpi.run("gpu_mpi.sh", RESTARTS="2", FAKE=f"exit {status}").returncode == status
     assert mpi.starts() == starts
+
+
+def test_the_others_may_end_by_themselves_after_a_failure(mpi: Fake) -> None:
+    mpi.program("mpirun", MPIRUN.replace('wait "$pid"', "wait -n").replace("status=$code", "exit $code"))
+    others = "sleep 1; echo last words; exit 4"
+    done = mpi.run("gpu_mpi.sh", LAST_WORDS="3", RESTARTS="0", FAKE_0="exit 3", FAKE_1=others)
+    assert (done.returncode, done.stdout) == (3, "last words\n")
 
 
 def test_sigterm_saves_and_ends_the_restarts(mpi: Fake) -> None:

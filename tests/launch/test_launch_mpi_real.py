@@ -35,7 +35,7 @@ class Run:
 
     def start(self, **settings: str) -> subprocess.Popen[str]:
         """Starts it."""
-        own = {"PER_HOST": "2", "JAX_NUM_CPU_DEVICES": "2"}
+        own = {"PER_HOST": "2", "JAX_NUM_CPU_DEVICES": "2", "LAST_WORDS": "4"}
         return self.fake.start("gpu_mpi.sh", f"--workdir={self.workdir}", **own | settings)
 
     def left(self) -> list[int]:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -104,10 +104,16 @@ class Slurm:
                 daemon.kill()
                 daemon.wait()
 
-    def call(self, *command: str, check: bool = True, **settings: str) -> str:
+    def call(self, *command: str, settings: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Output of one of Slurm's commands."""
         done = subprocess.run(
-            command, env=self.environment | settings, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env=self.environment | dict(settings or {}),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert not check or done.returncode == 0, done.stderr + self.logs()
         return done.stdout
@@ -126,8 +132,8 @@ class Slurm:
         own = {"PYTHON": str(python), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
         if command:
             own |= {"PYTHON": sys.executable, "JAX_NUM_CPU_DEVICES": "1"}
-            return self.call("sbatch", *given, *command, f"--workdir={workdir}/run", **own).strip()
-        return self.call("sbatch", *given, "--config=x", f"--workdir={workdir}", **own | settings).strip()
+            return self.call("sbatch", *given, *command, f"--workdir={workdir}/run", settings=own).strip()
+        return self.call("sbatch", *given, "--config=x", f"--workdir={workdir}", settings=own | settings).strip()
 
     def wait(self, job: str, patience: float = 120) -> dict[str, str]:
         """What Slurm says about a job once it has ended."""
