@@ -158,7 +158,9 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
         """Embeddings of tokens, scaled as the family asks, in the compute dtype."""
-        x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
+        # Whole rows of the table: were they split by fsdp, the lookup would gather the batch to undo that.
+        table = constrain(self.embedding[...], "act_vocab", None)
+        x = jnp.take(table, tokens, axis=0).astype(self.config.dtype)
         return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
 
     def unstacked(self) -> tuple[Block, ...]:
