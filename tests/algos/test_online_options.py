@@ -19,7 +19,7 @@ from yatt_jax.ops.policy import Clip
 from yatt_jax.ops.rewards import Shaping
 
 OPTIONS: dict[str, list[Any]] = {
-    "kl.place": [KlPenalty("reward"), KlPenalty("loss", "k3"), KlPenalty("none")],
+    "kl.place": [KlPenalty(x, coef=2.0) for x in ("reward", "loss", "none")],
     "kl.estimator": [KlPenalty("loss", "k2"), KlPenalty("loss", "k3")],
     "kl.coef": [KlPenalty("loss", "k3", 0.1), KlPenalty("loss", "k3", 0.5)],
     "reward.scale": [Shaping(), Shaping(scale=-2.0)],

@@ -132,7 +132,8 @@ def test_hopeless_prompts_end_after_bounded_waves():
     assert drawn == [4] + [32] * 9  # at most the cap
     _, _, missing = settle(state, pool, wanted=4)
     assert missing == 4
-    message = explain(["all_zero"] * 6 + ["all_one"] * 3 + ["all_equal"], wanted=4, have=0, waves=waves)
+    verdicts = [judge([0.0, 0.0])] * 6 + [judge([1.0, 1.0])] * 3 + [judge([0.5, 0.5])]
+    message = explain(verdicts, wanted=4, have=0, waves=waves)
     assert "0 of 4 groups" in message
     assert "10 waves of 10 prompts" in message
     assert "60 % all 0, 30 % all 1, 10 % all equal otherwise, 0 % without two valid" in message
