@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from yatt_jax.io import checkpoint_arrays, checkpoint_files
+from yatt_jax.io import checkpoint_arrays, checkpoint_files, checkpoint_read
 from yatt_jax.io.checkpoint import Checkpoints
 from yatt_jax.io.checkpoint_config import CheckpointConfig
 from yatt_jax.io.checkpoint_files import CheckpointFailure, SavedRunError
@@ -166,8 +167,6 @@ def test_own_and_common_are_those_of_the_call(tmp_path: Path) -> None:
 
 
 def test_part_of_a_tree(tmp_path: Path) -> None:
-    from yatt_jax.io import checkpoint_read
-
     checkpoints = saved(tmp_path, 4)
     found = checkpoints.find(4)
     assert found is not None
@@ -191,8 +190,6 @@ def test_arrays_of_another_run(tmp_path: Path) -> None:
         "actor.params.flags is there and not needed": {k: v for k, v in params.items() if k != "flags"},
     }
     for message, changed in cases.items():
-        import dataclasses
-
         with pytest.raises(SavedRunError) as error:
             checkpoints.restore(found, {"actor": dataclasses.replace(tree["actor"], params=changed)})
         assert message in str(error.value)

@@ -200,12 +200,13 @@ class Checkpoints:
         if save is None or save.thread is None:
             return
         save.thread.join()
-        errors = self._job.gather("checkpoint written", save.error)
+        told = save.error, save.stats and dataclasses.asdict(save.stats)
+        (error, stats), *others = self._job.gather("checkpoint written", told)
         # Process 0 knows whether the checkpoint exists; the others know better why it does not.
-        if errors[0]:
-            self._failed(save.step, next(filter(None, errors[1:]), errors[0]))
-        elif save.stats is not None:
-            self._stats.append(save.stats)
+        if stats is None:
+            self._failed(save.step, next((other for other, _ in others if other), error))
+        else:
+            self._stats.append(SaveStats(**stats))
 
     def metrics(self) -> dict[str, float]:
         """Figures of the save that ended since the last call, if one did, and of failures, if there were any."""

@@ -21,6 +21,7 @@ from yatt_jax.io.checkpoint_files import SavedRunError
 from yatt_jax.types import PyTree
 
 _CHUNK_BYTES = 64 * 2**20
+_FILE_BYTES = 256 * 2**20  # files of this size, so that several threads and processes can share their checksums
 _BACKGROUND_BARRIERS = 2  # of a save by several processes: all have written, and the first has joined their parts
 
 
@@ -80,9 +81,9 @@ class ArrayWriter:
         Every process must call it. ``finish`` tells whether they were written.
         """
         self._saves, self._passed = self._saves + 1, 0
-        logging.getLogger("absl").addFilter(_without_traceback)
         pieces = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in arrays}
-        self._checkpointer.save(path, args=ocp.args.PyTreeSave(dict(arrays), save_args=pieces))
+        logging.getLogger("absl").addFilter(_without_traceback)  # until the end of finish
+        self._checkpointer.save(path, args=ocp.args.PyTreeSave(dict(arrays), pieces, _FILE_BYTES))
 
     def finish(self) -> None:
         """Waits until the arrays of all processes are on the storage.
@@ -114,8 +115,8 @@ class ArrayWriter:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Leaves out what orbax logs when a save fails: pages of its own frames, before the error that it raises as well."""
-    return "Handler Commit operations or the Commit" not in record.getMessage()
+    """Leaves out what orbax logs when a save fails: pages of its own frames, before an error that it raises as well."""
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
 def check_same(

@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ MANIFEST, COMMON, ARRAYS = "checkpoint.json", "common.json", "arrays"
 _FORMAT = 1
 _STEP = re.compile(r"step_(\d{8,})")
 _THREADS = min(8, os.cpu_count() or 1)
+_PIECE = 4 * 2**20
 
 
 class SavedRunError(InputError):
@@ -101,7 +103,7 @@ def _sum_of(content: Any) -> str:
     return hashlib.sha256(_canonical(content)).hexdigest()
 
 
-def is_remote(folder: os.PathLike[str]) -> bool:
+def is_remote(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder is a URL."""
     return "://" in os.fspath(folder)
 
@@ -189,9 +191,12 @@ def sum_files(path: epath.Path, names: Sequence[str]) -> dict[str, FileSum]:
     """
 
     def one(name: str) -> FileSum:
+        found, size = hashlib.sha256(), 0
         with (path / name).open("rb") as content:
-            found = hashlib.file_digest(content, "sha256")
-            return FileSum(content.tell(), found.hexdigest())
+            while piece := content.read(_PIECE):
+                found.update(piece)
+                size += len(piece)
+        return FileSum(size, found.hexdigest())
 
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
@@ -240,9 +245,20 @@ def _sync_folder(folder: epath.Path) -> None:
 
 
 def remove(path: epath.Path) -> None:
-    """Deletes a step's folder; from the first moment on it no longer counts as a checkpoint."""
+    """Deletes a step's folder; from the first moment on it no longer counts as a checkpoint.
+
+    Raises:
+      OSError: it cannot be deleted.
+    """
     (path / MANIFEST).unlink(missing_ok=True)
-    path.rmtree(missing_ok=True)
+    for left in reversed(range(5)):
+        try:
+            path.rmtree(missing_ok=True)
+            return
+        except OSError:  # writes of a save that failed half way may still come in
+            if not left:
+                raise
+            time.sleep(0.2)
 
 
 def encode(value: Any, where: str) -> bytes:
