@@ -186,19 +186,17 @@ def test_two_steps_of_training(slurm: Slurm, tmp_path: Path) -> None:
     assert (tmp_path / "w/run/samples.1.jsonl").exists()
 
 
-@pytest.mark.parametrize(("word", "status"), [("fail", 3), ("stop", 1)])
+@pytest.mark.parametrize(("word", "status"), [("fail", 3), ("stop", 137)])
 def test_a_failed_or_stopped_task_ends_the_step_which_is_started_again(
     slurm: Slurm, tmp_path: Path, word: str, status: int
 ) -> None:
     begun = time.monotonic()
-    said = slurm.wait(slurm.submit(tmp_path / "w", RESTARTS="1", MEET=f"{word},end"))
+    said = slurm.wait(slurm.submit(tmp_path / "w", RESTARTS="1", GRACE="6", MEET=f"{word},end"))
     log = (tmp_path / "w/log").read_text()
     assert said["JobState"] == "COMPLETED", log
     assert time.monotonic() - begun < 90
     assert log.count("0: process 0 of 2 devices 4 sum 3") == 2
-    assert "restart 1 of 1" in log
-    if word == "fail":
-        assert f"status {status}: restart" in log
+    assert f"status {status}: restart" in log
 
 
 def test_bad_input_fails_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_bad_input_fails_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_ahead_of_the_time_limit_the_run_saves_and_the_job_is_requeued(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.submit(tmp_path / "w", "--time=1", "--signal=TERM@40", MEET="wait,end")
+    job = slurm.submit(tmp_path / "w", "--time=2", "--signal=TERM@45", MEET="wait,end")
     said = slurm.wait(job, patience=240)
     log = (tmp_path / "w/log").read_text()
     assert (said["JobState"], said["Restarts"]) == ("COMPLETED", "1"), log
