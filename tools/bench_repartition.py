@@ -126,11 +126,12 @@ def _splits(args: argparse.Namespace, devices: int) -> tuple[Split, Split]:
     train, rollout = Split(1, -1, tensor), Split(-1, 1, tensor)
     try:
         if args.train:
-            train = Split(*(int(size) for size in args.train.split(",")))
+            data, fsdp, tensor = (int(size) for size in args.train.split(","))
+            train = Split(data, fsdp, tensor)
         if args.rollout:
             data, tensor = (int(size) for size in args.rollout.split(","))
             rollout = Split(data, 1, tensor)
-    except (TypeError, ValueError):
+    except ValueError:
         raise InputError("--train takes data,fsdp,tensor and --rollout data,tensor, as 1,4,2 and 4,2") from None
     return train, rollout
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tools.bench_repartition import SIZES, Move, analyse, collectives, moves
+from tools.bench_repartition import SIZES, Move, analyse, collectives, live, main, moves
 from yatt_jax.models.build import build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.parallel.moves import PIECE, Step, compile_move, mover, shard_bytes, steps
@@ -105,6 +106,32 @@ def test_collectives_are_read_from_the_program_text() -> None:
     assert collectives(text) == {"all-gather": 2 * 4096 * 256 * 2, "all-to-all": 8}
 
 
+def test_the_benchmark_runs_on_the_devices_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    train, rollout = make_partitions(Split(1, 4, 2), Split(4, 1, 2), jax.devices())
+    found = {row["what"]: row for row in live(SMALL, train, rollout, runs=1)}
+    assert set(found) == {"train -> rollout", "rollout -> train", "park", "fetch"}
+    norms = (2 * SMALL.config.layers + 1) * SMALL.config.hidden
+    # Of its half of the matrices, each device had a quarter.
+    assert found["train -> rollout"]["bytes"] == 8 * 4 * (SMALL.parameter_count - norms) // 2 * 3 // 4
+    assert found["train -> rollout"]["shared"] == 3
+    assert found["rollout -> train"]["bytes"] == 0
+    assert all(row["seconds"] > 0 for row in found.values())
+    assert "GiB/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--topology=v9z:1x1"], "--topology=v9z:1x1"),
+        (["--train=1,4", "--rollout=4,2"], "--train takes data,fsdp,tensor"),
+        (["--train=1,3,2", "--rollout=4,2"], "parallel.train"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is not installed")
 @pytest.mark.parametrize(
@@ -129,13 +156,16 @@ def test_tpu_memory_of_every_move_of_an_8b_model(topology: str, train: Split, ro
         block = shard_bytes(move.leaf.shape, size, move.target)
         assert memory.output == block, move
         assert memory.input == shard_bytes(move.leaf.shape, size, move.source), move
+        # What is moved at a time: a piece, or a layer where that is larger.
+        piece = max(PIECE, block // move.source.shard_shape(move.leaf.shape)[0])
         if move.drops_fsdp_only:
-            assert memory.temporary <= 2 * PIECE, move
+            assert memory.temporary <= 1.01 * piece, move
             assert set(memory.collectives) <= {"all-gather"}, move
-            assert max(memory.collectives.values(), default=0) <= PIECE * 1.01, move
+            assert max(memory.collectives.values(), default=0) <= piece, move
             checked += 1
         else:
-            assert memory.temporary <= 2 * block + PIECE, move
+            stacked = len(move.leaf.shape) > 2
+            assert memory.temporary <= min(2.01 * block, 3 * piece if stacked else math.inf), move
         if rollout.tensor > 1:
-            assert memory.output + memory.temporary < move.whole + 2 * PIECE, move
+            assert memory.output + memory.temporary < move.whole, move
     assert checked or train.tensor != rollout.tensor
