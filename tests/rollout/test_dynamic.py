@@ -11,6 +11,7 @@ from yatt_jax.rollout.dynamic import (
     DynamicSampling,
     DynamicState,
     Group,
+    Verdict,
     begin,
     explain,
     judge,
@@ -132,7 +133,7 @@ def test_hopeless_prompts_end_after_bounded_waves():
     assert drawn == [4] + [32] * 9  # at most the cap
     _, _, missing = settle(state, pool, wanted=4)
     assert missing == 4
-    verdicts = [judge([0.0, 0.0])] * 6 + [judge([1.0, 1.0])] * 3 + [judge([0.5, 0.5])]
+    verdicts: list[Verdict] = [judge([value, value]) for value in [0.0] * 6 + [1.0] * 3 + [0.5]]
     message = explain(verdicts, wanted=4, have=0, waves=waves)
     assert "0 of 4 groups" in message
     assert "10 waves of 10 prompts" in message
