@@ -76,7 +76,7 @@ first_host() { awk '!/^[[:space:]]*(#|$)/ { print $1; exit }' "$HOSTFILE"; }
 
 is_here() {
   local name
-  for name in localhost 127.0.0.1 "$(hostname)" "$(hostname -s)" "$(hostname -f 2>/dev/null || true)" $(hostname -I 2>/dev/null || true); do
+  for name in localhost 127.0.0.1 "$(hostname)" "$(hostname -s)" $(hostname -f 2>/dev/null; hostname -I 2>/dev/null); do
     [[ $1 == "$name" ]] && return
   done
   return 1

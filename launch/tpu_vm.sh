@@ -103,7 +103,8 @@ attempt() {
   done
   status=$(first_failure)
   status=${status:-$code}
-  ((status == 0 || stopped)) || stop_workers || say "gcloud could not reach every worker" # a worker whose link broke may still run
+  # a worker whose link broke may still run
+  ((status == 0 || stopped)) || stop_workers || say "gcloud could not reach every worker"
 }
 
 while [[ ${1-} == --print || ${1-} == --stop ]]; do

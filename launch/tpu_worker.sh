@@ -15,9 +15,9 @@ runs=$HOME/yatt_jax_runs
 
 # A Python that the package supports, which the machine images do not all have.
 find_python() {
-  local name
+  local name works='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
   for name in python3 python3.13 python3.12 python3.11; do
-    if command -v "$name" >/dev/null && "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if command -v "$name" >/dev/null && "$name" -c "$works" 2>/dev/null; then
       echo "$name"
       return
     fi

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,5 +15,4 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
     """Stand-ins in a folder of this test. What a failed test leaves running is killed."""
     stand_ins = Fake(tmp_path)
     yield stand_ins
-    for pid in stand_ins.left(0):
-        os.kill(pid, signal.SIGKILL)
+    stand_ins.clear()

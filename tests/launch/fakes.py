@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -47,6 +48,7 @@ class Fake:
         self.log.mkdir()
         self.bin.mkdir()
         self.python = self.program("python", PYTHON)
+        self.launchers: list[subprocess.Popen[str]] = []
 
     def program(self, name: str, text: str) -> Path:
         """Writes an executable."""
@@ -64,7 +66,7 @@ class Fake:
 
     def start(self, script: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """Starts a launcher in a session of its own."""
-        return subprocess.Popen(
+        launcher = subprocess.Popen(
             ["bash", str(LAUNCH / script), *arguments],
             cwd=ROOT,
             env=self.environment(**settings),
@@ -74,15 +76,20 @@ class Fake:
             text=True,
             start_new_session=True,
         )
+        self.launchers.append(launcher)
+        return launcher
+
+    def clear(self) -> None:
+        """Kills what a failed test left running."""
+        for launcher in self.launchers:
+            launcher.kill()
+        for pid in self.left(0):
+            os.kill(pid, signal.SIGKILL)
 
     def run(self, script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         """Runs a launcher to its end, a minute at most."""
         process = self.start(script, *arguments, **settings)
-        try:
-            out, err = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+        out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def arguments(self, process: int, attempt: int = 1) -> list[str]:
@@ -114,6 +121,16 @@ def wait_for(path: Path, lines: int = 1, patience: float = 20.0) -> None:
     while not path.exists() or len(path.read_text().splitlines()) < lines:
         assert time.monotonic() < end, f"{path.name}: fewer than {lines} lines after {patience} s"
         time.sleep(0.05)
+
+
+def met(workdir: Path) -> list[list[str]]:
+    """What each of two processes of meet.py wrote, a line for each time that they met."""
+    return [(workdir / f"met.{process}").read_text().splitlines() for process in (0, 1)]
+
+
+def times(count: int) -> list[list[str]]:
+    """What ``met`` is when two processes of two devices each met so many times."""
+    return [[f"process {process} of 2 devices 4 sum 3"] * count for process in (0, 1)]
 
 
 def left(pids: list[int], patience: float = 3.0) -> list[int]:

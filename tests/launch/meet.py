@@ -1,6 +1,6 @@
 """Stands for ``python -m yatt_jax.main`` under a real launcher: joins the other processes and adds numbers up.
 
-Every process says ``process P of N sum S``. Then MEET decides, a word for each attempt and the last one for all further
+Every process writes ``process P of N devices D sum S`` into the file met.P of the workdir. Then MEET decides, a word for each attempt and the last one for all further
 ones: ``end``; ``fail``, process 1 exits with 3 and the others 2 s later with 1; ``stop``, process 1 stops itself
 (SIGSTOP) and the others exit with 1; ``wait``, exit with 75 on SIGTERM; ``bad``, exit with 2 before joining.
 """
@@ -42,7 +42,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     index = jax.process_index()
     total = int(np.sum(multihost_utils.process_allgather(np.array(index + 1))))
-    print(f"process {index} of {jax.process_count()} devices {jax.device_count()} sum {total}", flush=True)
+    # Into a file: on standard output the collectives' own messages may come in between.
+    with (flags.workdir / f"met.{index}").open("a") as file:
+        file.write(f"process {index} of {jax.process_count()} devices {jax.device_count()} sum {total}\n")
     match word:
         case "fail":
             threading.Event().wait(0 if index else 2)
