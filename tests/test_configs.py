@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,8 @@ import pytest
 from yatt_jax.config import parse
 from yatt_jax.controller.plan import make_plan
 
-CONFIGS = sorted(p.stem for p in (Path(__file__).parent.parent / "configs").glob("*.py"))
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -33,3 +38,17 @@ def test_the_tiny_variant_plans(name: str) -> None:
     plan = make_plan(parse(config))
     assert plan.config.steps == 3
     assert all(model.parameter_count < 1e6 for model in plan.models.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_tiny_variant_runs_as_several_processes(tmp_path: Path, name: str, processes: int) -> None:
+    command = ["launch/local.sh", str(processes), f"--config=configs/{name}.py:tiny", f"--workdir={tmp_path}/run"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHON": sys.executable, "GRACE": "20"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert (tmp_path / "run" / f"samples.{processes - 1}.jsonl").exists()
+    assert (tmp_path / "run" / "export" / "config.json").exists()
