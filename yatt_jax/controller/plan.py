@@ -20,7 +20,7 @@ from yatt_jax.models.build import Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.parallel import memory
 from yatt_jax.parallel.local import job_devices, sampling_group
-from yatt_jax.parallel.partition import Partition, divisors, make_partitions
+from yatt_jax.parallel.partition import Partition, axis_faults, divisors, make_partitions
 from yatt_jax.rollout.sampling import Sampling
 
 
@@ -148,20 +148,22 @@ def make_plan(config: Config) -> Plan:
       InputError: a file that cannot be read.
     """
     algo = load_algo(config.algo)
-    try:
-        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout, job_devices())
-        sampling_group(rollout)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     tokenizer = tokenizers.load_tokenizer(config.model.tokenizer or _require_model(config))
     roles = needed_roles(algo, config.hyper)
     hf_config, generation_config, models, paths = _models(config, tokenizer, roles)
+    try:
+        sizes = {model.config.kv_heads for model in models.values()}
+        devices = job_devices()
+        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout, devices, kv_heads=sizes)
+        sampling_group(rollout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     folder = Path(config.model.path) if config.model.path and Path(config.model.path).is_dir() else None
     own_stops = tokenizers.stop_token_ids(tokenizer, folder)
     stops = tuple(dict.fromkeys((*config.rollout.sampling.stop_token_ids, *own_stops)))
     rows = config.rollout.prompts * config.rollout.samples_per_prompt
     hyper = config.hyper
-    faults = [*_check_axes(models["actor"].config, train, rollout), *_check_lengths(config, hf_config)]
+    faults = [*_check_axes(models, train, rollout), *_check_lengths(config, hf_config)]
     faults += algo.check(hyper, config.rollout.samples_per_prompt)
     if rows % hyper.minibatches:
         faults.append(
@@ -274,28 +276,22 @@ def _filters(sampling: Sampling) -> bool:
     return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.min_new_tokens)
 
 
-def _check_axes(config: DecoderConfig, train: Partition, rollout: Partition) -> list[str]:
-    faults = []
-    for partition in (train, rollout):
-        tensor, fsdp, devices = partition.split.tensor, partition.split.fsdp, partition.mesh.size
-        name = f"config.parallel.{partition.name}"
-        both = divisors(math.gcd(config.heads, config.mlp))
-        faults += [
-            f"{name}.tensor = {tensor} does not divide the model's {what} = {size}; "
-            f"one of {[d for d in both if d <= devices]} would"
-            for what, size in (("heads", config.heads), ("mlp", config.mlp))
-            if size % tensor
-        ]
-        if config.kv_heads % tensor and tensor % config.kv_heads:
-            faults.append(
-                f"{name}.tensor = {tensor} and the model's kv_heads = {config.kv_heads}: one must divide the other"
+def _check_axes(models: dict[str, Model], train: Partition, rollout: Partition) -> list[str]:
+    """What does not divide: every role is trained or scored in one partition, and the actor samples in the other."""
+    found: dict[str, None] = {}
+    for role, model in models.items():
+        shape = model.config
+        for partition in (train, rollout) if role == "actor" else (train,):
+            faults = axis_faults(
+                partition,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                mlp=shape.mlp,
+                hidden=shape.hidden,
+                whose="the model's" if shape == models["actor"].config else f"the {role}'s",
             )
-        if config.hidden % fsdp:
-            faults.append(
-                f"{name}.fsdp = {fsdp} does not divide the model's hidden = {config.hidden}; "
-                f"one of {[d for d in divisors(config.hidden) if d <= devices]} would"
-            )
-    return faults
+            found |= dict.fromkeys(faults)
+    return list(found)
 
 
 def _check_lengths(config: Config, hf_config: dict[str, Any]) -> list[str]:
