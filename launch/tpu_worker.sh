@@ -56,13 +56,14 @@ run() {
   mkdir -p "$runs"
   if mkdir "$state" 2>/dev/null; then
     stop 0 # whatever an earlier attempt left
-    setsid nohup bash "$self" supervise "$state" "${@:2}" </dev/null >"$state/log" 2>&1 &
+    : >"$state/log"
+    setsid nohup bash "$self" supervise "$state" "${@:2}" </dev/null >>"$state/log" 2>&1 &
     echo "$!" >"$state/supervisor"
   else
     lines=10
   fi
   until [[ -s $state/supervisor ]]; do sleep 0.1; done
-  tail -n "$lines" -s 0.2 -f --pid="$(<"$state/supervisor")" "$state/log" | sed -u "s/^/[$(hostname)] /"
+  tail -n "$lines" -s 0.2 -f --pid="$(<"$state/supervisor")" "$state/log" | sed -u "s/^/[$(hostname)] /" || true
   [[ -s $state/status ]] && code=$(<"$state/status")
   echo "[$(hostname)] exit status $code"
   exit "$code"

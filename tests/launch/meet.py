@@ -1,9 +1,9 @@
 """Stands for ``python -m yatt_jax.main`` under a real launcher: joins the other processes and adds numbers up.
 
-Every process writes ``process P of N devices D sum S`` into the file met.P of the workdir. Then MEET decides, a word for
-each attempt and the last one for all further ones: ``end``; ``fail``, process 1 exits with 3 and the others 2 s later
-with 1; ``stop``, process 1 stops itself (SIGSTOP) and the others exit with 1; ``wait``, exit with 75 on SIGTERM; ``bad``,
-exit with 2 before joining.
+Every process writes ``process P of N devices D sum S`` into the file met.P of the workdir. Then MEET decides, a word
+for each attempt and the last one for all further ones: ``end``; ``fail``, process 1 exits with 3 and the others 2 s
+later with 1; ``stop``, process 1 stops itself (SIGSTOP) and the others exit with 1; ``wait``, exit with 75 on SIGTERM;
+``bad``, exit with 2 before joining.
 """
 
 from __future__ import annotations

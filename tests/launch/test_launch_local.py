@@ -12,9 +12,9 @@ from tests.launch.fakes import Fake, left, wait_for
 
 pytestmark = pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not installed")
 
-STOP = "kill -STOP $$"
-SAVES = "trap 'echo saved; exit 75' TERM; echo up; while :; do sleep 0.05; done"
-DEAF = "trap '' TERM; while :; do sleep 0.05; done"
+STOP = """touch "$FAKE_LOG/ready.$process"; kill -STOP $$"""
+SAVES = """trap 'echo saved; exit 75' TERM; echo up; touch "$FAKE_LOG/ready.$process"; while :; do sleep 0.05; done"""
+DEAF = """trap '' TERM; touch "$FAKE_LOG/ready.$process"; while :; do sleep 0.05; done"""
 
 
 def test_processes_share_devices_and_meet_on_loopback(fake: Fake) -> None:
@@ -105,8 +105,8 @@ def test_restarts_are_bounded_and_never_for_bad_input(fake: Fake, status: int, s
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_every_process_as_sigterm_and_end_the_restarts(fake: Fake, number: int) -> None:
     launcher = fake.start("local.sh", "2", RESTARTS="3", FAKE=SAVES)
-    wait_for(fake.log / "environment.1.1")
-    wait_for(fake.log / "environment.0.1")
+    wait_for(fake.log / "ready.1", lines=0)
+    wait_for(fake.log / "ready.0", lines=0)
     time.sleep(0.3)
     launcher.send_signal(number)
     out, err = launcher.communicate(timeout=20)
@@ -118,8 +118,8 @@ def test_signals_reach_every_process_as_sigterm_and_end_the_restarts(fake: Fake,
 
 def test_what_does_not_stop_in_time_after_sigterm_is_killed(fake: Fake) -> None:
     launcher = fake.start("local.sh", "2", GRACE="1", FAKE_0=SAVES, FAKE_1=STOP)
-    wait_for(fake.log / "environment.0.1")
-    wait_for(fake.log / "environment.1.1")
+    wait_for(fake.log / "ready.0", lines=0)
+    wait_for(fake.log / "ready.1", lines=0)
     time.sleep(0.3)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=20) == 75
@@ -128,7 +128,8 @@ def test_what_does_not_stop_in_time_after_sigterm_is_killed(fake: Fake) -> None:
 
 def test_a_second_signal_kills_at_once(fake: Fake) -> None:
     launcher = fake.start("local.sh", "2", GRACE="60", FAKE=DEAF)
-    wait_for(fake.log / "pids", lines=2)
+    for process in range(2):
+        wait_for(fake.log / f"ready.{process}", lines=0)
     time.sleep(0.3)
     launcher.send_signal(signal.SIGINT)
     time.sleep(0.5)
@@ -140,7 +141,8 @@ def test_a_second_signal_kills_at_once(fake: Fake) -> None:
 
 def test_processes_die_with_the_launcher(fake: Fake) -> None:
     launcher = fake.start("local.sh", "3", FAKE=DEAF, FAKE_2=STOP)
-    wait_for(fake.log / "pids", lines=3)
+    for process in range(3):
+        wait_for(fake.log / f"ready.{process}", lines=0)
     time.sleep(0.3)
     assert len(left(fake.pids(), 0)) == 3
     launcher.kill()

@@ -34,8 +34,8 @@ for pid in "${pids[@]}"; do
 done
 exit $status
 """
-SAVES = "trap 'echo saved; exit 75' TERM; while :; do sleep 0.05; done"
-DEAF = "trap '' TERM; while :; do sleep 0.05; done"
+SAVES = """trap 'echo saved; exit 75' TERM; touch "$FAKE_LOG/ready.$process"; while :; do sleep 0.05; done"""
+DEAF = """trap '' TERM; touch "$FAKE_LOG/ready.$process"; while :; do sleep 0.05; done"""
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_the_others_may_end_by_themselves_after_a_failure(mpi: Fake) -> None:
 
 def test_sigterm_saves_and_ends_the_restarts(mpi: Fake) -> None:
     launcher = mpi.start("gpu_mpi.sh", FAKE=SAVES)
-    wait_for(mpi.log / "environment.0.1")
-    wait_for(mpi.log / "environment.1.1")
+    wait_for(mpi.log / "ready.0", lines=0)
+    wait_for(mpi.log / "ready.1", lines=0)
     time.sleep(0.3)
     launcher.send_signal(signal.SIGTERM)
     out, err = launcher.communicate(timeout=20)
@@ -134,8 +134,8 @@ def test_sigterm_saves_and_ends_the_restarts(mpi: Fake) -> None:
 
 def test_what_does_not_stop_in_time_is_killed(mpi: Fake) -> None:
     launcher = mpi.start("gpu_mpi.sh", GRACE="1", FAKE_0=SAVES, FAKE_1=DEAF)
-    wait_for(mpi.log / "environment.0.1")
-    wait_for(mpi.log / "environment.1.1")
+    wait_for(mpi.log / "ready.0", lines=0)
+    wait_for(mpi.log / "ready.1", lines=0)
     time.sleep(0.3)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=20) == 75
@@ -144,8 +144,8 @@ def test_what_does_not_stop_in_time_is_killed(mpi: Fake) -> None:
 
 def test_a_process_dies_with_the_shell_that_mpirun_kills(mpi: Fake) -> None:
     launcher = mpi.start("gpu_mpi.sh", FAKE=DEAF)
-    wait_for(mpi.log / "environment.0.1")
-    wait_for(mpi.log / "environment.1.1")
+    wait_for(mpi.log / "ready.0", lines=0)
+    wait_for(mpi.log / "ready.1", lines=0)
     launcher.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     assert len(mpi.left(0)) == 2

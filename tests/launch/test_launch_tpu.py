@@ -43,7 +43,7 @@ PYTHON3 = r"""#!/bin/bash
 [[ $1 == -c ]] && exit
 mkdir -p "$3/bin" && cp "$PYTHON" "$3/bin/python"
 """
-SAVES = "trap 'echo saved; exit 75' TERM; while :; do sleep 0.05; done"
+SAVES = """trap 'echo saved; exit 75' TERM; touch "$FAKE_LOG/ready.$process"; while :; do sleep 0.05; done"""
 HERE = ("my-v5e", "us-west4-a")
 
 
@@ -109,8 +109,8 @@ def test_restarts_are_bounded(tpu: Fake, status: int, starts: int) -> None:
 
 def test_sigterm_saves_on_every_worker(tpu: Fake) -> None:
     launcher = tpu.start("tpu_vm.sh", *HERE, FAKE=SAVES)
-    wait_for(tpu.log / "environment.0.1")
-    wait_for(tpu.log / "environment.1.1")
+    wait_for(tpu.log / "ready.0", lines=0)
+    wait_for(tpu.log / "ready.1", lines=0)
     time.sleep(0.5)
     launcher.send_signal(signal.SIGTERM)
     out, err = launcher.communicate(timeout=30)
@@ -122,8 +122,8 @@ def test_sigterm_saves_on_every_worker(tpu: Fake) -> None:
 
 def test_a_run_outlives_the_launcher_until_it_is_told_to_stop(tpu: Fake) -> None:
     launcher = tpu.start("tpu_vm.sh", *HERE, FAKE=SAVES)
-    wait_for(tpu.log / "environment.0.1")
-    wait_for(tpu.log / "environment.1.1")
+    wait_for(tpu.log / "ready.0", lines=0)
+    wait_for(tpu.log / "ready.1", lines=0)
     time.sleep(0.5)
     launcher.kill()
     assert len(tpu.left(0.5)) == 2
