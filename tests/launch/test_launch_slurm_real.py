@@ -95,7 +95,9 @@ class Slurm:
     def end(self) -> None:
         """Cancels what runs and stops the daemons, the last one first."""
         self.call("scancel", "--user=root", check=False)
-        time.sleep(2)
+        end = time.monotonic() + 30  # a stopped task is killed after KillWait
+        while self.call("squeue", "--noheader", check=False).strip() and time.monotonic() < end:
+            time.sleep(0.5)
         for daemon in reversed(self.daemons):
             daemon.terminate()
             try:
