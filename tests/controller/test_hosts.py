@@ -60,7 +60,7 @@ def test_an_error_passes_through_a_job_of_one_process() -> None:
         raise KeyError("x")
 
 
-def test_a_coordinator_that_is_not_there_is_an_input_error() -> None:
+def test_a_process_that_does_not_come_ends_the_wait() -> None:
     def lonely() -> None:
         import os
 
@@ -68,9 +68,9 @@ def test_a_coordinator_that_is_not_there_is_an_input_error() -> None:
 
         from yatt_jax.controller.hosts import join
         from yatt_jax.controller.watch import ControllerConfig
-        from yatt_jax.errors import InputError
+        from yatt_jax.errors import RunFailure
 
-        with pytest.raises(InputError, match="did not come together"):
+        with pytest.raises(RunFailure, match="did not come together"):
             join(ControllerConfig(straggler_s=2.0), os.environ["YATT_TEST_COORDINATOR"], 2, 0)
         print("said")
         os._exit(0)
@@ -107,5 +107,5 @@ def test_a_verdict_names_process_host_and_phase() -> None:
 
 
 def test_flags_that_do_not_fit() -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="not started in a cluster"):
         join(ControllerConfig(timeout_s=2.0), detect=True)

@@ -149,7 +149,7 @@ def test_what_a_run_may_go_on_with(tmp_path: Path, whole: tuple[Path, Any]) -> N
     before = written(folder)
     with pytest.raises(InputError, match=r"cannot go on .*\nconfig.seed: 3 -> 4"):
         go(folder, seed=4)
-    with pytest.raises(InputError, match="holds a run of 4 steps; name another --workdir"):
+    with pytest.raises(InputError, match="--resume=never would discard them"):
         go(folder, resume="never")
     with pytest.raises(InputError, match="no checkpoint of step 3; there are 2, 4"):
         go(folder, resume="3")

@@ -180,7 +180,8 @@ def join(
       detect: let jax find all three from the cluster it runs in: Slurm, Open MPI, Cloud TPU, Kubernetes.
 
     Raises:
-      InputError: no cluster was found, or the processes did not come together.
+      InputError: no cluster was found.
+      RunFailure: the processes did not come together.
     """
     if not coordinator and not detect:
         return Hosts(config=config)
@@ -198,9 +199,13 @@ def join(
                 heartbeat_timeout_seconds=patience,
                 initialization_timeout=math.ceil(min(300, config.straggler_s)),
             )
-        except (RuntimeError, ValueError) as error:
+        except ValueError as error:
+            raise InputError(
+                f"--distributed: this process was not started in a cluster that jax knows: {error}"
+            ) from error
+        except RuntimeError as error:  # a host that is slow to start, a port that is taken: it may be tried again
             where = f"--coordinator={coordinator}" if coordinator else "--distributed"
-            raise InputError(f"{where}: the processes did not come together: {error}") from error
+            raise RunFailure(f"{where}: the processes did not come together: {error}") from error
     state = _distributed.global_state
     _collectives_by_address(state.coordinator_address or "")
     hosts = Hosts(state.process_id, state.num_processes, config, state.client)

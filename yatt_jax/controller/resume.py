@@ -66,6 +66,11 @@ def find_start(
             found = checkpoints.find(int(resume) if resume.isdecimal() else None)
         if found is not None:
             start = Start(found.step, found, *_compared(found.common["config"], config, run))
+        elif checkpoints.steps():
+            raise InputError(
+                f"{checkpoints.folder}: holds checkpoints of a run, and --resume=never would discard them; name "
+                "another --workdir or config.checkpoint.folder, or discard them with --overwrite"
+            )
         elif holds:
             _check_discard(run, config, max(holds), resume, saves=bool(checkpoints.config.keep))
     hosts.barrier("the run directory is read")
