@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2
     print(f"{args.out}: {source.model.parameter_count / 1e6:.1f} M parameters, {source.model.kind}, {dtype}")
     return 0
 

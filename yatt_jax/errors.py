@@ -9,12 +9,19 @@ from collections.abc import Iterable
 class InputError(ValueError):
     """Something given to the program is wrong: a key, a file, a record.
 
-    The message names it and says how to mend it; commands print it without a traceback and exit with status 2.
+    The message names it and says how to mend it; commands print it without a traceback and exit with ``status``.
     """
+
+    status = 2
 
 
 class RunFailure(RuntimeError):
-    """A run that cannot go on; what it has written stays. Commands print it without a traceback and exit with 1."""
+    """A run that cannot go on; what it has written stays.
+
+    Commands print it without a traceback and exit with ``status``.
+    """
+
+    status = 1
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> None:
     _use_compilation_cache(config.compilation_cache)
     # The models are imported only now, so that a faulty config is reported at once.
     from yatt_jax.controller.hosts import join
+    from yatt_jax.controller.inputs import open_inputs
     from yatt_jax.controller.job import Job
     from yatt_jax.controller.online import train
     from yatt_jax.controller.plan import make_plan
@@ -59,6 +61,7 @@ def main(argv: Sequence[str]) -> None:
     with join(config.controller, FLAGS.coordinator, FLAGS.processes, FLAGS.process, detect=FLAGS.distributed) as hosts:
         plan = make_plan(config)
         if FLAGS.dry_run:
+            open_inputs(plan, hosts).scorer.close()
             if hosts.is_main:
                 print(plan.describe())
             return
@@ -97,7 +100,11 @@ def _parse_flags(argv: list[str]) -> list[str]:
         return FLAGS(argv)
     except SyntaxError as error:
         raise configuration.ConfigError(f"--config: {error.filename}, line {error.lineno}: {error.msg}") from error
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except flags.UnrecognizedFlagError as error:
+        known = ["config", "workdir", "overwrite", "resume", "dry_run", "distributed", "coordinator", "processes"]
+        near = nearest(error.flagname.partition(".")[0], known)
+        raise configuration.ConfigError(f"unknown flag --{error.flagname}{near}") from error
+    except Exception as error:  # a config file is a program, and may raise anything
         raise configuration.ConfigError(_reason(error)) from error
 
 
@@ -108,11 +115,17 @@ def _reason(error: Exception) -> str:
     if missing:
         near = nearest(missing[1], [str(p) for p in Path("configs").glob("*.py")])
         return f"--config: no such file: {missing[1]}{near}"
-    said = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     if "Traceback (most recent call last):" in text:
         return f"--config: {said[-1]}"
+    if not isinstance(error, flags.Error | KeyError | AttributeError | TypeError | ValueError | OSError):
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"--config: {where.filename}, line {where.lineno}: {type(error).__name__}: {said[0]}"
+    if "no attribute 'get_config'" in text:
+        return "--config: the file has no function get_config(variant=''), which returns the config"
     # A KeyError shows its message as a literal, with escapes.
-    return "--config: " + re.sub(r"\\n|\\'|\s+", " ", text).strip("' ")
+    plain = re.sub(r"\\n|\\'|\s+", " ", text).strip()
+    return f"--config: unknown key: {plain}" if isinstance(error, KeyError) else f"--config: {plain}"
 
 
 def run() -> None:
@@ -120,12 +133,9 @@ def run() -> None:
     logging.set_verbosity(logging.WARNING)  # libraries tell every step of a checkpoint
     try:
         app.run(main, flags_parser=_parse_flags)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RunFailure as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        sys.exit(1)
+    except (InputError, RunFailure) as error:
+        print(f"{'error' if error.status == 2 else 'stopped'}: {error}", file=sys.stderr)
+        sys.exit(error.status)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 
 import pytest
 
-from tests.processes import run_processes
+from tests.processes import run_processes, start_processes
 from yatt_jax.controller.hosts import Hosts, join, totals
 from yatt_jax.controller.watch import ControllerConfig, Member, Verdict
-from yatt_jax.errors import InputError
 
 
 def agree() -> None:
@@ -45,6 +46,48 @@ def agree() -> None:
 def test_agreements_of_processes() -> None:
     done = run_processes(agree, 3, 1, timeout=60, check=False)
     assert sum("late" in one.stdout for one in done) == 2
+
+
+def meet_an_end() -> None:
+    """Three processes; the one of ``YATT_TEST_END`` dies, stops or raises while the others wait for it."""
+    import os
+    import signal
+    import time
+
+    from yatt_jax.controller.hosts import join
+    from yatt_jax.controller.watch import ControllerConfig
+
+    kind, which = os.environ["YATT_TEST_END"].split()
+    process = int(os.environ["YATT_TEST_PROCESS"])
+    with join(ControllerConfig(timeout_s=6.0), os.environ["YATT_TEST_COORDINATOR"], 3, process) as hosts:
+        hosts.note("rollout", 7)
+        hosts.barrier("the start")
+        if process == int(which):
+            hosts.note("score", 8)
+            time.sleep(1)
+            print("now", flush=True)
+            if kind == "raise":
+                raise ArithmeticError("the fault of this test")
+            os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        hosts.barrier("what never comes")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("kind", ["kill", "stop", "raise"])
+def test_the_end_of_one_process_is_the_end_of_all(kind: str, which: int) -> None:
+    with start_processes(meet_an_end, 3, 1, env={"YATT_TEST_END": f"{kind} {which}"}) as group:
+        group.wait_for_text(which, "now", 60)
+        begun = time.monotonic()
+        ended = group.wait(20, [p for p in range(3) if p != which])
+        assert time.monotonic() - begun < 6.0 + 3.0  # the interpreters take a moment to end
+        for one in ended:
+            assert one.returncode == 1
+            found = re.search(
+                r"stopped: process (\d) \(host \S+, phase (\w+), step (\d)\) (failed|was lost)", one.stderr
+            )
+            assert found, one.stderr[-3000:]
+            assert found.groups() == (str(which), "score", "8", "failed" if kind == "raise" else "was lost")
+            assert ("ArithmeticError: the fault of this test" in one.stderr) == (kind == "raise")
 
 
 def test_a_job_of_one_process_agrees_with_itself() -> None:
@@ -106,6 +149,20 @@ def test_a_verdict_names_process_host_and_phase() -> None:
     )
 
 
-def test_flags_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match="not started in a cluster"):
-        join(ControllerConfig(timeout_s=2.0), detect=True)
+def test_no_cluster_is_an_input_error() -> None:
+    def lost() -> None:
+        import os
+
+        import pytest
+
+        from yatt_jax.controller.hosts import join
+        from yatt_jax.controller.watch import ControllerConfig
+        from yatt_jax.errors import InputError
+
+        with pytest.raises(InputError, match="not started in a cluster"):
+            join(ControllerConfig(), detect=True)
+        print("said")
+        os._exit(0)
+
+    (done,) = run_processes(lost, 1, 1, timeout=60)
+    assert "said" in done.stdout

@@ -119,7 +119,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 # A crash in the third step, which goes back to the checkpoint of the second; then a signal in the fourth.
 @pytest.mark.parametrize(
     ("method", "call", "told", "told_call"),
-    [("sample", 3, "update", 2), ("update", 18, "reward", 2), ("report", 3, "prepare", 2)],
+    [
+        ("update", 18, "reward", 2),
+        pytest.param("sample", 3, "update", 2, marks=pytest.mark.slow),
+        pytest.param("report", 3, "prepare", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_stopped_twice_is_the_run_that_never_did(
     tmp_path: Path, whole: tuple[Path, Any], method: str, call: int, told: str, told_call: int
@@ -134,6 +138,7 @@ def test_a_run_that_stopped_twice_is_the_run_that_never_did(
     assert written(tmp_path) == written(whole[0])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices_and_more_steps(tmp_path: Path, whole: tuple[Path, Any]) -> None:
     sizes = {"parallel__train__data": 2, "parallel__train__fsdp": 2, "parallel__train__tensor": 2}
     go(tmp_path, 8, steps=2, **sizes)
@@ -170,6 +175,7 @@ def test_a_run_goes_on_from_a_step_that_is_named_and_forgets_later_ones(tmp_path
     assert written(tmp_path) == written(whole[0])
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path: Path, whole: Any) -> None:
     with pytest.raises(Crash):
         go(tmp_path, at=at_call("report", 2, crash))
@@ -230,6 +236,7 @@ def check_killed(folder: Path, whole: tuple[Path, Any], processes: int, kills: i
         assert written(folder) == written(whole[0])
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_goes_on(tmp_path: Path, whole: tuple[Path, Any]) -> None:
     check_killed(tmp_path, whole, 1, 1, exact=True)
 

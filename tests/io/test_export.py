@@ -289,5 +289,5 @@ def test_convert_command_on_folders(tiny, tmp_path, capsys):
     assert convert_main([str(made.folder), str(out), "--dtype", "float32", "--shard_gb", "0.00002"]) == 0
     assert "reward, float32" in capsys.readouterr().out
     np.testing.assert_allclose(outputs(stock(out, "reward")), outputs(made.model), atol=1e-5)
-    assert convert_main([str(tmp_path / "nowhere"), str(out)]) == 1
+    assert convert_main([str(tmp_path / "nowhere"), str(out)]) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err

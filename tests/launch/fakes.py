@@ -67,7 +67,8 @@ class Fake:
     def start(self, script: str, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """Starts a launcher in a session of its own."""
         launcher = subprocess.Popen(
-            ["bash", str(LAUNCH / script), *arguments],
+            # A shell cannot trap what was ignored when it started, as under nohup.
+            ["env", "--default-signal=HUP,INT,TERM", "bash", str(LAUNCH / script), *arguments],
             cwd=ROOT,
             env=self.environment(**settings),
             stdin=subprocess.DEVNULL,

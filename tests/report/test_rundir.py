@@ -223,3 +223,15 @@ def test_to_json_of_a_dataclass_is_its_fields() -> None:
     from yatt_jax.parallel.partition import Split
 
     assert to_json({"split": Split(data=2)}) == {"split": {"data": 2, "fsdp": 1, "tensor": 1}}
+
+
+def test_a_second_run_is_kept_out_while_the_first_lives(tmp_path: Path) -> None:
+    first = RunDir.open(tmp_path)
+    first.take()
+    second = RunDir.open(tmp_path)
+    with pytest.raises(RunDirError, match=r"another run writes here \(process \d+ on "):
+        second.take()
+    RunDir.open(tmp_path, 1, 2).take()  # only the first process of a job takes the folder
+    first.close()
+    second.take()
+    second.close()

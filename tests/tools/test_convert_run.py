@@ -92,7 +92,7 @@ def test_what_is_not_there(run, tmp_path, capsys, monkeypatch):
     folder, _ = run
 
     def message(*arguments: str) -> str:
-        assert convert_main([*arguments, str(tmp_path / "out")]) == 1
+        assert convert_main([*arguments, str(tmp_path / "out")]) == 2
         return capsys.readouterr().err
 
     assert "no checkpoint of step 7; there are 1, 2" in message(f"{folder}@7")
@@ -117,5 +117,5 @@ def test_a_checkpoint_of_something_else(run, tmp_path, capsys):
     values = json.loads((folder / "config.json").read_text())
     values["config"]["model"]["init"]["mlp"] = 128
     (other / "config.json").write_text(json.dumps(values))
-    assert convert_main([str(other), str(tmp_path / "out")]) == 1
+    assert convert_main([str(other), str(tmp_path / "out")]) == 2
     assert "holds the arrays of another model" in capsys.readouterr().err

@@ -135,7 +135,7 @@ class Hosts:
 
         An error of a collective is most often another process' death: then that is what is reported.
         """
-        status = 2 if isinstance(error, InputError) else error.code if isinstance(error, SystemExit) else 1
+        status = error.code if isinstance(error, SystemExit) else getattr(error, "status", 1)
         status = status if isinstance(status, int) else 1
         if self.watch is not None:
             if isinstance(error, jax.errors.JaxRuntimeError):

@@ -23,6 +23,7 @@ from yatt_jax.controller.figures import (
     spread,
 )
 from yatt_jax.controller.hosts import Hosts, totals
+from yatt_jax.controller.inputs import open_inputs
 from yatt_jax.controller.keeper import Keeper, State
 from yatt_jax.controller.load import load_roles
 from yatt_jax.controller.parking import Parking
@@ -32,7 +33,6 @@ from yatt_jax.controller.record import Record
 from yatt_jax.controller.resume import describe, find_start
 from yatt_jax.controller.rows import Mover, Placed
 from yatt_jax.controller.stops import StopRequested, Stops
-from yatt_jax.data.prompts import PromptSource
 from yatt_jax.errors import InputError
 from yatt_jax.io.checkpoint_config import EarlyStop
 from yatt_jax.io.checkpoint_read import Found
@@ -47,7 +47,7 @@ from yatt_jax.report.metrics import grouped, to_floats
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.samples import SampleLog
 from yatt_jax.report.timeline import Timeline
-from yatt_jax.rewards import Scores, build
+from yatt_jax.rewards import Scores
 from yatt_jax.rollout.engine import Engine
 from yatt_jax.rollout.sampling import Sampling
 from yatt_jax.types import Metrics, Prompt, PyTree, Rollout, Sample
@@ -88,19 +88,12 @@ class Job:
         self.config, self.algo = plan.config, plan.algo
         config = plan.config
         # Cheap checks come first: data and rewards before weights, weights before compiling.
-        self.prompts = PromptSource(
-            config.data,
-            plan.tokenizer,
-            prompts_per_step=config.rollout.prompts,
-            seed=config.seed,
-            process_index=hosts.process,
-            process_count=hosts.count,
-        )
-        self.held_out = self.prompts.evaluation(config.evaluation.prompts) if config.evaluation.every else []
-        self.scorer = build(config.rewards, on_error=config.reward_on_error, workers=config.reward_workers)
+        inputs = open_inputs(plan, hosts)
+        self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
         self._exit = contextlib.ExitStack()
         self.run = RunDir.open(workdir, hosts.process, hosts.count)
         self._exit.callback(self.run.close)
+        self.run.take()
         self.keeper = Keeper(config, self.run.path, hosts, self._state)
         self._exit.callback(self.keeper.checkpoints.close)
         start = find_start(self.run, self.keeper.checkpoints, to_dict(config), hosts, resume, overwrite)

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.config import Config, ConfigError, InitConfig, load_algo, to_dict
 from yatt_jax.data import tokenizer as tokenizers
+from yatt_jax.errors import nearest
 from yatt_jax.io import hf
 from yatt_jax.models import families
 from yatt_jax.models.build import Model, build
@@ -106,7 +107,9 @@ class Plan:
     def describe(self) -> str:
         """What ``--dry_run`` prints: the resolved config, the models, memory by role and the shape of a step."""
         config, gib = self.config, 2**30
-        resolved = to_dict(config) | {"parallel": to_dict({"train": self.train.split, "rollout": self.rollout.split})}
+        sizes = {"train": self.train.split, "rollout": self.rollout.split}
+        resolved = to_dict(config)
+        resolved["parallel"] |= to_dict(sizes)
         lines = [json.dumps(resolved, indent=2, ensure_ascii=False), "", "models"]
         for role, model in self.models.items():
             source = self.paths[role] or "fresh or copied"
@@ -164,7 +167,13 @@ def make_plan(config: Config) -> Plan:
     rows = config.rollout.prompts * config.rollout.samples_per_prompt
     hyper = config.hyper
     faults = [*_check_axes(models, train, rollout), *_check_lengths(config, hf_config)]
-    faults += algo.check(hyper, config.rollout.samples_per_prompt)
+    faults += [*algo.check(hyper, config.rollout.samples_per_prompt), *_check_metric(config)]
+    vocab = models["actor"].config.vocab
+    faults += [
+        f"config.rollout.sampling.stop_token_ids: {token} is not in the model's vocabulary of {vocab}"
+        for token in config.rollout.sampling.stop_token_ids
+        if token >= vocab
+    ]
     if rows % hyper.minibatches:
         faults.append(
             f"config.hyper.minibatches = {hyper.minibatches} does not divide the {rows} rows of a step "
@@ -292,6 +301,18 @@ def _check_axes(models: dict[str, Model], train: Partition, rollout: Partition) 
             )
             found |= dict.fromkeys(faults)
     return list(found)
+
+
+def _check_metric(config: Config) -> list[str]:
+    """The metric that decides which checkpoints stay must be one that the evaluation measures."""
+    wanted = config.checkpoint.best_metric
+    known = ["reward", "reward_invalid", "response_length", "ended", *(f"reward/{name}" for name in config.rewards)]
+    known = [f"eval/{name}" for name in known]
+    if not wanted or (wanted in known and config.evaluation.every):
+        return []
+    if wanted in known:
+        return [f"config.checkpoint.best_metric = {wanted!r} needs config.evaluation.every above 0"]
+    return [f"config.checkpoint.best_metric = {wanted!r}{nearest(wanted, known)}: expected one of {known}"]
 
 
 def _check_lengths(config: Config, hf_config: dict[str, Any]) -> list[str]:

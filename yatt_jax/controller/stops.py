@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -17,7 +18,7 @@ class StopRequested(Exception):
 
 
 class Stops:
-    """Listens for SIGTERM, which is also how schedulers and clouds announce that they take a machine away.
+    """Listens for Ctrl-C and SIGTERM, which is also how schedulers and clouds announce that they take a machine away.
 
     Args:
       hosts: this process among those of the job; one that is told tells all.
@@ -28,17 +29,17 @@ class Stops:
         self._hosts, self._minutes = hosts, minutes
         self._begun = time.monotonic()
         self._told = ""
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stops:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._hear)
+            self._before = {number: signal.signal(number, self._hear) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._before is not None:
+        for number, handler in self._before.items():
             with contextlib.suppress(TypeError):  # a handler that was not set from Python
-                signal.signal(signal.SIGTERM, self._before)
+                signal.signal(number, handler)
 
     def check(self) -> None:
         """Raises where any process has been told to stop. All processes must come here together.
@@ -54,5 +55,10 @@ class Stops:
             raise StopRequested(said[0])
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._told = f"SIGTERM in process {self._hosts.process} on {self._hosts.host}"
+        del frame
+        name = signal.Signals(number).name
+        if self._told and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._told = f"{name} in process {self._hosts.process} on {self._hosts.host}"
+        more = "; once more to end without saving" if number == signal.SIGINT else ""
+        print(f"{name}: this phase ends, then the run is saved and stops{more}", file=sys.stderr, flush=True)

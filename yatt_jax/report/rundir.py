@@ -18,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -40,6 +42,12 @@ class RunDirError(InputError):
     """The run directory cannot be used; the message says which file, why, and what to do."""
 
 
+class DiskFullError(RunDirError):
+    """The disk of the run directory is full: it may be tried again."""
+
+    status = 1
+
+
 class RunDir:
     """A run directory as one process sees it.
 
@@ -55,6 +63,7 @@ class RunDir:
         self.processes = processes
         self._handles: dict[Log, int] = {}
         self._lock = threading.Lock()
+        self._lock_handle: int | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], process: int = 0, processes: int = 1) -> RunDir:
@@ -83,6 +92,28 @@ class RunDir:
         except OSError as error:
             raise _explain(error, folder) from error
         return cls(folder, process, processes)
+
+    def take(self) -> None:
+        """Keeps a second run out of the folder (process 0; the others do nothing), until ``close`` or its end.
+
+        Raises:
+          RunDirError: another run is writing here; the message names its process and host.
+        """
+        if not self.is_main:
+            return
+        file = self.path / ".lock"
+        try:
+            self._lock_handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return  # a file system without locks
+            owner = file.read_text("utf-8", errors="replace").strip()
+            raise RunDirError(
+                f"{self.path}: another run writes here ({owner}); wait for it, or use another --workdir"
+            ) from None
+        os.ftruncate(self._lock_handle, 0)
+        os.write(self._lock_handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     @property
     def is_main(self) -> bool:
@@ -173,6 +204,9 @@ class RunDir:
         """Closes the files; a later ``append`` opens them again."""
         with self._lock:
             self._close_handles()
+            if self._lock_handle is not None:
+                os.close(self._lock_handle)
+                self._lock_handle = None
 
     def _close_handles(self) -> None:
         for handle in self._handles.values():
@@ -308,10 +342,10 @@ def _explain(error: OSError, file: Path) -> RunDirError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(file if file.is_dir() else file.parent).free
-            return RunDirError(
+            return DiskFullError(
                 f"{file}: the disk is full ({free / 2**20:.1f} MiB free): free some space, or use another --workdir"
             )
-        return RunDirError(f"{file}: the disk is full: free some space, or use another --workdir")
+        return DiskFullError(f"{file}: the disk is full: free some space, or use another --workdir")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunDirError(f"{file}: not writable ({error.strerror}): change its permissions, or use another --workdir")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
