@@ -40,7 +40,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.steps = 3
         config.rollout.prompts = 4
     elif variant == "shuffled":
-        config.rewards.digits.fn = "yatt_jax.rewards.rules:shuffled"
+        config.rewards["digits"]["fn"] = "yatt_jax.rewards.rules:shuffled"
     elif variant:
         raise ValueError(f"grpo_digits has no variant {variant!r}; there are 'tiny' and 'shuffled'")
     return config.lock()

@@ -43,7 +43,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.steps = 3
         config.rollout.prompts = 16
     elif variant == "shuffled":
-        config.rewards.digits.fn = "yatt_jax.rewards.rules:shuffled"
+        config.rewards["digits"]["fn"] = "yatt_jax.rewards.rules:shuffled"
     elif variant:
         raise ValueError(f"ppo_digits has no variant {variant!r}; there are 'tiny' and 'shuffled'")
     return config.lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def held_out(folder: Path, variant: str, seed: int) -> list[float]:
     """Held-out rewards of a run, in order."""
-    config = ppo_digits.get_config(variant).unlock()
+    config: Any = ppo_digits.get_config(variant).unlock()
     config.seed = seed
     config.compilation_cache = ""
     config.parallel.train = {"data": 8, "fsdp": 1, "tensor": 1}

@@ -140,7 +140,7 @@ def test_a_run_that_stopped_twice_is_the_run_that_never_did(
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_devices_and_more_steps(tmp_path: Path, whole: tuple[Path, Any]) -> None:
-    sizes = {"parallel__train__data": 2, "parallel__train__fsdp": 2, "parallel__train__tensor": 2}
+    sizes: dict[str, Any] = {"parallel__train__data": 2, "parallel__train__fsdp": 2, "parallel__train__tensor": 2}
     go(tmp_path, 8, steps=2, **sizes)
     state, _ = go(tmp_path, 4, parallel__train__data=1, parallel__train__fsdp=4)
     check_same(whole[1], state, exact=False)
@@ -185,7 +185,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path: Path
 
 
 def test_a_run_stops_when_it_no_longer_improves(tmp_path: Path) -> None:
-    changes = {"checkpoint__best_metric": "eval/reward", "checkpoint__early_stop_patience": 1, "evaluation__every": 1}
+    changes: dict[str, Any] = {"checkpoint__best_metric": "eval/reward", "checkpoint__early_stop_patience": 1}
+    changes["evaluation__every"] = 1
     _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)
     assert status == 0
     assert max(line["step"] for line in written(tmp_path)["metrics"]) == 2
@@ -266,7 +267,7 @@ def test_one_two_and_four_processes_in_turn(tmp_path: Path, whole: tuple[Path, A
 @pytest.mark.parametrize("stop", [5, 6, 7])
 def test_rows_are_seen_once_an_epoch_wherever_the_run_stops(tmp_path: Path, stop: int) -> None:
     """28 rows, 4 a step: an epoch is 7 steps, so the stops lie inside, at and beyond its end."""
-    changes = {"rollout__prompts": 4, "report__samples_every": 1, "checkpoint__every_steps": 1, "hyper__epochs": 1}
+    changes: dict[str, Any] = {"rollout__prompts": 4, "checkpoint__every_steps": 1, "hyper__epochs": 1}
     for steps, devices in ((stop, 8), (stop + 2, 4), (14, 2)):
         go(tmp_path, devices, steps=steps, **changes)
     seen = [r["prompt_index"] for r in written(tmp_path)["samples"] if r["split"] == "train"]

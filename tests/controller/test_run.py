@@ -64,18 +64,15 @@ def test_a_run_writes_everything_it_promises(tmp_path: Path) -> None:
     assert (folder / "export" / "model.safetensors").exists()
 
 
-def test_the_same_seed_gives_the_same_run_on_any_number_of_devices(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
     # Adam divides by the gradient's size: a large rate would show rounding in entries whose gradient is near 0.
-    rates = {"actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3}
+    rates: dict[str, Any] = {"actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3}
     one = run(tmp_path, "one", **rates)
     again = run(tmp_path, "again", **rates)
-    eight = run(tmp_path, "eight", data=8, **rates)
     other = run(tmp_path, "other", seed=4, **rates)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    texts = [[s["completion"] for s in lines(tmp_path / n / "samples.jsonl")] for n in ("one", "eight", "other")]
+    texts = [[s["completion"] for s in lines(tmp_path / n / "samples.jsonl")] for n in ("one", "again", "other")]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
     assert any((a != b).any() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
@@ -103,14 +100,14 @@ PARTITIONS = [
 def test_three_steps_are_the_same_in_every_partition(
     tmp_path: Path, three_steps: tuple[Path, dict[str, Any]], sizes: dict[str, int]
 ) -> None:
-    changes = {f"parallel__{name}": size for name, size in sizes.items()}
+    changes: dict[str, Any] = {f"parallel__{name}": size for name, size in sizes.items()}
     found = run(tmp_path, data=8, **THREE | changes)
     assert completions(tmp_path) == completions(three_steps[0])
     for a, b in zip(jax.tree.leaves(three_steps[1]), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-THREE = {"steps": 3, "actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3, "report__export": False}
+THREE: dict[str, Any] = {"steps": 3, "actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3, "report__export": False}
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,8 @@ def test_samples_depend_on_seed_and_sample_alone(rows: int, devices: int, tensor
     for sample, i in zip(samples, order, strict=True):
         assert dataclasses.replace(sample, group=0) == dataclasses.replace(expected[i], group=0)
     for name in ("sampled_logprobs", "plain_logprobs"):
-        np.testing.assert_allclose(getattr(rollout, name), getattr(reference, name)[order], atol=1e-5)
+        # Relative to the value as well: log-probabilities of a model reach tens of nats.
+        np.testing.assert_allclose(getattr(rollout, name), getattr(reference, name)[order], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(rollout.kept, np.asarray(reference.kept)[order])
     np.testing.assert_array_equal(rollout.inputs.tokens, np.asarray(reference.inputs.tokens)[order])
 
@@ -269,7 +270,7 @@ def test_split_rows_exchange_nothing_but_flags_and_counts() -> None:
     tokens, zeros = np.zeros((8, 16), np.int32), np.zeros(8, np.int32)
     rows, caches = programs.start(tokens, zeros, np.zeros(2, np.uint32), zeros)
     args = (params(8), caches, rows, row_controls(EVERYTHING, 8, VOCAB), np.zeros(8, bool), np.int32(1))
-    text = programs.decode.lower(*args).compile().as_text()
+    text = programs.decode.lower(*args).compile().as_text() or ""
     moved = re.findall(r"= (\S+) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert moved
     assert set(moved) == {"pred[]", "s32[]"}

@@ -83,14 +83,20 @@ class Job:
     def __init__(
         self, plan: Plan, workdir: Path, hosts: Hosts | None = None, *, resume: str = "latest", overwrite: bool = False
     ):
-        self.plan = plan
-        self.hosts = hosts = hosts or Hosts()
+        self._exit = contextlib.ExitStack()
+        try:
+            self._open(plan, workdir, hosts or Hosts(), resume, overwrite)
+        except BaseException:
+            self._exit.close()  # nobody else will: there is no job to leave
+            raise
+
+    def _open(self, plan: Plan, workdir: Path, hosts: Hosts, resume: str, overwrite: bool) -> None:
+        self.plan, self.hosts = plan, hosts
         self.config, self.algo = plan.config, plan.algo
         config = plan.config
         # Cheap checks come first: data and rewards before weights, weights before compiling.
         inputs = open_inputs(plan, hosts)
         self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
-        self._exit = contextlib.ExitStack()
         self.run = RunDir.open(workdir, hosts.process, hosts.count)
         self._exit.callback(self.run.close)
         self.run.take()
