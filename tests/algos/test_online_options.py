@@ -81,7 +81,8 @@ def test_roles(algo):
     hyper = algo.Hyper()
     assert algo.TRAINS == algo.trains(hyper, 0) == algo.trains(hyper, 5) == ("actor",)
     assert set(algo.LOSSES) == {"actor"}
-    assert set(algo.scored_by(hyper)) <= set(algo.SCORED_BY)
+    roles = {best_of_n: {"reference"}, distill: {"actor", "reference", "teacher"}}
+    assert set(algo.scored_by(hyper)) <= roles.get(algo, {"actor", "reference"})
     batch, _ = prepared(algo, hyper)
     assert {x.shape[0] for x in jax.tree.leaves(batch)} == {B}
     assert isinstance(batch, algo.Batch)

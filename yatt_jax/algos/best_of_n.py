@@ -21,7 +21,7 @@ from yatt_jax.ops.policy import Clip
 from yatt_jax.ops.rewards import Shaping
 from yatt_jax.types import Logprobs, Metrics, PyTree, Ratio, Rollout
 
-SCORED_BY, TRAINS = ("reference",), ("actor",)
+TRAINS = ("actor",)
 Batch = actor.ActorBatch
 scored_by, trains = actor.scored_by, actor.trains
 

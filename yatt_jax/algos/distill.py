@@ -12,42 +12,28 @@ import dataclasses
 
 from jaxtyping import Array, Float
 
-from yatt_jax.ops import actor, options
-from yatt_jax.ops.actor import OldLogprobs
+from yatt_jax.ops import actor
+from yatt_jax.ops.actor import ActorHyper
 from yatt_jax.ops.advantages import returns_to_go
-from yatt_jax.ops.aggregate import Aggregation
-from yatt_jax.ops.correction import Correction
 from yatt_jax.ops.kl import KlPenalty, kl
 from yatt_jax.ops.masking import masked_ratio
-from yatt_jax.ops.options import Count, NotNegative, Share
-from yatt_jax.ops.policy import Clip
+from yatt_jax.ops.options import Share
 from yatt_jax.ops.rewards import Shaping
 from yatt_jax.types import Metrics, PyTree, Rollout
 
-SCORED_BY, TRAINS = ("actor", "reference", "teacher"), ("actor",)
+TRAINS = ("actor",)
 Batch = actor.ActorBatch
 LOSSES = {"actor": actor.loss}
 trains = actor.trains
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyper:
+class Hyper(ActorHyper):
     """Settings of on-policy distillation."""
 
     kl: KlPenalty = KlPenalty(place="none")  # from a frozen reference, beside the teacher
     mask_truncated: bool = False  # leave responses cut by the length limit out of the training
     gamma: Share = 0.0
-    clip: Clip = Clip()
-    aggregation: Aggregation = Aggregation()
-    correction: Correction = Correction()
-    old_logprobs: OldLogprobs = "scored"
-    entropy_coef: NotNegative = 0.0
-    epochs: Count = 1
-    minibatches: Count = 1  # in one epoch
-    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
-
-    def __post_init__(self) -> None:
-        options.check(self, *actor.rules(self))
 
 
 def check(hyper: Hyper, samples_per_prompt: int) -> list[str]:

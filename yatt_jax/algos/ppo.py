@@ -5,62 +5,46 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
-from yatt_jax.ops import actor, options
-from yatt_jax.ops.actor import OldLogprobs
+from yatt_jax.ops import actor
+from yatt_jax.ops.actor import ActorBatch, ActorHyper
 from yatt_jax.ops.advantages import gae
-from yatt_jax.ops.aggregate import Aggregation, aggregate
-from yatt_jax.ops.correction import Correction
-from yatt_jax.ops.kl import KlPenalty
+from yatt_jax.ops.aggregate import aggregate
 from yatt_jax.ops.masking import masked_ratio, whiten
 from yatt_jax.ops.metrics import critic_metrics
 from yatt_jax.ops.options import Count, CountOrZero, NotNegative, Share
-from yatt_jax.ops.policy import Clip, value_loss
+from yatt_jax.ops.policy import value_loss
 from yatt_jax.ops.rewards import Shaping, token_rewards
-from yatt_jax.types import Inputs, Metrics, PyTree, Ratio, Rollout, Values
+from yatt_jax.types import Metrics, PyTree, Ratio, Rollout, Values
 
-SCORED_BY, TRAINS = ("actor", "reference", "critic"), ("critic", "actor")
+TRAINS = ("critic", "actor")
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyper:
+class Hyper(ActorHyper):
     """Settings of PPO."""
 
-    kl: KlPenalty = KlPenalty()
     reward: Shaping = Shaping()
     whiten_rewards: bool = False  # divide token rewards by their standard deviation, after the KL, keeping their mean
-    clip: Clip = Clip()
-    aggregation: Aggregation = Aggregation()  # of both losses
-    correction: Correction = Correction()
-    old_logprobs: OldLogprobs = "scored"
     gamma: Share = 1.0
     lam: Share = 0.95
     value_clip: NotNegative = 0.2  # 0: off
-    entropy_coef: NotNegative = 0.0
     whiten_advantages: bool = True  # over tokens, to mean 0
     epochs: Count = 4
-    minibatches: Count = 1  # in one epoch
     critic_warmup_steps: CountOrZero = 0  # first steps, in which the critic alone is trained
-    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
-
-    def __post_init__(self) -> None:
-        options.check(self, *actor.rules(self))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Batch:
-    """Rows to train on: those of ``ActorBatch``, with what the critic's loss needs."""
+class Batch(ActorBatch):
+    """Rows to train on, with what the critic's loss needs beside the actor's.
 
-    inputs: Inputs
-    response_mask: Float[Array, "B T"]
-    kept: UInt8[Array, "B T V8"] | None
-    old_logprobs: Float[Array, "B T"]
-    reference_logprobs: Float[Array, "B T"] | None
-    correction: Float[Array, "B T"] | None
-    advantages: Float[Array, "B T"]
-    kl_coef: Float[Array, "B"]
+    Attributes:
+      old_values: the critic's, before the step.
+      returns: what its values are fitted to.
+    """
+
     old_values: Float[Array, "B T"]
     returns: Float[Array, "B T"]
 

@@ -12,44 +12,30 @@ from typing import Literal
 
 from jaxtyping import Array, Float
 
-from yatt_jax.ops import actor, options
-from yatt_jax.ops.actor import OldLogprobs
+from yatt_jax.ops import actor
+from yatt_jax.ops.actor import ActorHyper
 from yatt_jax.ops.advantages import returns_to_go
-from yatt_jax.ops.aggregate import Aggregation
-from yatt_jax.ops.correction import Correction
 from yatt_jax.ops.groups import centred, group_faults
 from yatt_jax.ops.kl import KlPenalty
 from yatt_jax.ops.masking import whiten
-from yatt_jax.ops.options import Count, NotNegative, Share
-from yatt_jax.ops.policy import Clip
+from yatt_jax.ops.options import Share
 from yatt_jax.ops.rewards import Shaping, token_rewards
 from yatt_jax.types import Metrics, PyTree, Rollout
 
-SCORED_BY, TRAINS = ("actor", "reference"), ("actor",)
+TRAINS = ("actor",)
 Batch = actor.ActorBatch
 LOSSES = {"actor": actor.loss}
 scored_by, trains = actor.scored_by, actor.trains
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyper:
+class Hyper(ActorHyper):
     """Settings of REINFORCE++."""
 
     kl: KlPenalty = KlPenalty(coef=0.01)
     reward: Shaping = Shaping()
     baseline: Literal["none", "group_mean"] = "none"  # taken off the scores first
     gamma: Share = 1.0
-    clip: Clip = Clip()
-    aggregation: Aggregation = Aggregation()
-    correction: Correction = Correction()
-    old_logprobs: OldLogprobs = "scored"
-    entropy_coef: NotNegative = 0.0
-    epochs: Count = 1
-    minibatches: Count = 1  # in one epoch
-    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
-
-    def __post_init__(self) -> None:
-        options.check(self, *actor.rules(self))
 
 
 def check(hyper: Hyper, samples_per_prompt: int) -> list[str]:

@@ -8,54 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxtyping import Array, Float
-
-from yatt_jax.ops import actor, options
-from yatt_jax.ops.actor import OldLogprobs
+from yatt_jax.ops import actor, group_policy
 from yatt_jax.ops.aggregate import Aggregation
-from yatt_jax.ops.correction import Correction
-from yatt_jax.ops.groups import Advantage, group_advantages
-from yatt_jax.ops.kl import KlPenalty
-from yatt_jax.ops.options import Count, NotNegative
+from yatt_jax.ops.group_policy import GroupHyper
+from yatt_jax.ops.groups import Advantage
 from yatt_jax.ops.policy import Clip
-from yatt_jax.ops.rewards import Shaping
-from yatt_jax.types import Metrics, PyTree, Rollout
 
-SCORED_BY, TRAINS = ("actor", "reference"), ("actor",)
-Batch = actor.ActorBatch
-LOSSES = {"actor": actor.loss}
+TRAINS = ("actor",)
+Batch, LOSSES = actor.ActorBatch, {"actor": actor.loss}
 scored_by, trains = actor.scored_by, actor.trains
+check, prepare = group_policy.check, group_policy.prepare
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyper:
+class Hyper(GroupHyper):
     """Settings of RLOO."""
 
-    kl: KlPenalty = KlPenalty()
-    reward: Shaping = Shaping()
     advantage: Advantage = Advantage("leave_one_out", scale="none")
     clip: Clip = Clip(level="sequence_product")
     aggregation: Aggregation = Aggregation("sequence_mean")
-    correction: Correction = Correction()
-    old_logprobs: OldLogprobs = "scored"
-    entropy_coef: NotNegative = 0.0
-    epochs: Count = 1
-    minibatches: Count = 1  # in one epoch
-    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
-
-    def __post_init__(self) -> None:
-        options.check(self, *actor.rules(self))
-
-
-def check(hyper: Hyper, samples_per_prompt: int) -> list[str]:
-    """Why a run with so many responses to a prompt would learn nothing; empty if it can."""
-    return hyper.advantage.faults(samples_per_prompt)
-
-
-def prepare(
-    rollout: Rollout, rewards: Float[Array, "B"], scores: dict[str, PyTree], hyper: Hyper, kl_coef: Float[Array, ""]
-) -> tuple[Batch, Metrics]:
-    """Each response's reward, less its divergence, against the mean of the others of its group."""
-    rows = actor.scored(rollout, rewards, scores, hyper, hyper.reward, kl_coef)
-    advantages = group_advantages(rows.net_rewards, rollout.group, rows.trained, hyper.advantage)
-    return actor.make_batch(rollout, rows, advantages[:, None] * rows.mask, kl_coef)

@@ -14,6 +14,7 @@ from yatt_jax.ops.correction import Correction, importance_weights
 from yatt_jax.ops.kl import KlPenalty, kl
 from yatt_jax.ops.masking import masked_ratio, masked_sum
 from yatt_jax.ops.metrics import rollout_metrics, sampler_logprobs
+from yatt_jax.ops.options import Count, NotNegative, check
 from yatt_jax.ops.policy import Clip, surrogate
 from yatt_jax.ops.rewards import Shaping, shape_scores, trained_rows
 from yatt_jax.types import Inputs, Logprobs, Metrics, PyTree, Ratio, Rollout
@@ -55,6 +56,24 @@ class ActorRows(Protocol):
     def advantages(self) -> Float[Array, "B T"]: ...  # noqa: D102
     @property
     def kl_coef(self) -> Float[Array, "B"]: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorHyper:
+    """Settings that algorithms with a clipped policy loss share; each adds its own and gives its own defaults."""
+
+    kl: KlPenalty = KlPenalty()
+    clip: Clip = Clip()
+    aggregation: Aggregation = Aggregation()
+    correction: Correction = Correction()
+    old_logprobs: OldLogprobs = "scored"
+    entropy_coef: NotNegative = 0.0
+    epochs: Count = 1
+    minibatches: Count = 1  # in one epoch
+    target_kl: NotNegative = 0.0  # kl_update (nats a token) above which the rest of a step is dropped; 0: off
+
+    def __post_init__(self) -> None:
+        check(self, *rules(self))
 
 
 @jax.tree_util.register_dataclass
@@ -114,7 +133,7 @@ class Scored:
 
 
 def rules(options: ActorOptions) -> tuple[tuple[bool, str], ...]:
-    """What must hold of the options together, for ``ops.options.check``."""
+    """What must hold of the options together, for ``options.check``."""
     correction = options.correction.how
     fits = options.old_logprobs == "scored" or correction == "off"
     return ((fits, f"correction.how = {correction!r} compares trainer and sampler: it needs old_logprobs = 'scored'"),)
