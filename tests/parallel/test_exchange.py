@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import contextlib
 import re
 import types
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import jax
 import numpy as np
 import pytest
 
+from tests.compilations import compilations
 from yatt_jax.parallel.exchange import (
     Layout,
     Plan,
@@ -71,21 +70,6 @@ def text_of(tree: dict[str, Any], plan: Plan) -> tuple[str, int]:
     fills = tuple(np.zeros((), leaf.dtype) for leaf in leaves)
     compiled = program(plan.shapes).lower(leaves, fills, place_index(plan)).compile()  # pyright: ignore[reportFunctionMemberAccess]
     return compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes
-
-
-@contextlib.contextmanager
-def compilations() -> Iterator[list[str]]:
-    seen: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.startswith("/jax/core/compile"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize(

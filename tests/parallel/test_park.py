@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.compilations import BACKEND, compilations
 from yatt_jax.controller.update import init_state
 from yatt_jax.errors import InputError
 from yatt_jax.parallel import park as parking
@@ -75,20 +76,13 @@ def test_updates_with_parking_between_are_the_same_and_compile_once(split: Split
 
     plain, parked = state_of(partition), state_of(partition)
     donating, again = jax.jit(step, donate_argnums=0), jax.jit(counted, donate_argnums=0)
-    compiles = 0
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        nonlocal compiles
-        compiles += event == "/jax/core/compile/backend_compile_duration"
-
     for _ in range(2):
         plain = donating(plain)
     counts = []
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    for _ in range(3):
-        parked = again(fetch(park(parked)))
-        counts.append(compiles)
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with compilations() as seen:
+        for _ in range(3):
+            parked = again(fetch(park(parked)))
+            counts.append(seen.count(BACKEND))
     plain = donating(plain)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(parked), jax.device_get(plain))
     assert traced == 1

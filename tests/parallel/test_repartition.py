@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.compilations import BACKEND, compilations
 from yatt_jax.parallel.partition import Partition, Split, make_partitions, shardings
 from yatt_jax.parallel.repartition import SecondLayout, compare, measured, release, repartition, traffic_of
 from yatt_jax.types import PyTree
@@ -27,15 +28,8 @@ SHAPES = {"embedding": (24, 16), "q": (2, 16, 8, 4), "k": (2, 16, 2, 4), "o": (2
 @pytest.fixture
 def compiled() -> Iterator[Callable[[], int]]:
     """Number of programs compiled since the test began."""
-    counted = 0
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        nonlocal counted
-        counted += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield lambda: counted
-    jax.monitoring.unregister_event_duration_listener(listen)
+    with compilations() as seen:
+        yield lambda: seen.count(BACKEND)
 
 
 def values() -> dict[str, np.ndarray]:

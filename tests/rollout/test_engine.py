@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.compilations import compilations
 from yatt_jax.models.build import Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.ops.select import unpack_kept
@@ -108,22 +108,6 @@ def full_forward(rollout: Rollout, weights: Params) -> jax.Array:
 def logprobs(logits: jax.Array, rollout: Rollout) -> np.ndarray:
     every = np.asarray(jax.nn.log_softmax(logits))
     return np.take_along_axis(every, np.asarray(rollout.inputs.tokens)[:, 1:, None], 2)[..., 0]
-
-
-@contextlib.contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Collects every trace, lowering and compilation inside the block."""
-    seen: list[str] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.startswith("/jax/core/compile"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize(
