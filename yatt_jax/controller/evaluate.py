@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from yatt_jax.controller.figures import score_sums, variance
 from yatt_jax.controller.hosts import Sums, totals
 from yatt_jax.controller.job import EVALUATION_SEED, Job
 from yatt_jax.rewards import Scores
@@ -32,10 +33,9 @@ def evaluate(job: Job, step: int) -> None:
         rewards = job.reward(samples)
         found = totals(job.hosts.gather("evaluation", _sums(samples, rewards)))
     records = job.samples.write(step, "eval", samples, rewards.total, rewards.rewards)
-    count, mean = found.pop("valid"), found["reward"]
-    variance = found.pop("reward_squares") - mean**2
+    count, spread = found.pop("valid"), variance(found)
     if count > 1:
-        found["reward_ci95"] = 1.96 * math.sqrt(max(variance, 0.0) / (count - 1))
+        found["reward_ci95"] = 1.96 * math.sqrt(spread / (count - 1))
     job.record.add({f"eval/{name}": value for name, value in found.items()})
     if job.config.report.console_samples:
         job.console.samples(records[: job.config.report.console_samples], f"held out, after {step} steps")
@@ -43,18 +43,10 @@ def evaluate(job: Job, step: int) -> None:
 
 def _sums(samples: list[Sample], rewards: Scores) -> Sums:
     """This process's figures, to be added over processes."""
-    total = np.asarray(rewards.total, np.float64)
-    valid = total[np.isfinite(total)]
-    n = len(samples)
-    found: Sums = {
-        "valid": (len(valid), None),
-        "reward": (float(valid.sum()), len(valid)),
-        "reward_squares": (float(np.sum(valid**2)), len(valid)),
-        "reward_invalid": (n - len(valid), n),
+    valid, n = int(np.sum(np.isfinite(rewards.total))), len(samples)
+    return score_sums(rewards) | {
+        "valid": (valid, None),
+        "reward_invalid": (n - valid, n),
         "response_length": (sum(len(sample.tokens) for sample in samples), n),
         "ended": (sum(sample.finish in ("stop", "stop_string") for sample in samples), n),
     }
-    for name, values in rewards.rewards.items():
-        finite = np.asarray(values, np.float64)[np.isfinite(values)]
-        found[f"reward/{name}"] = float(finite.sum()), len(finite)
-    return found

@@ -26,23 +26,36 @@ def mean_advantages(batch: PyTree) -> jax.Array:
     return jnp.sum(batch.advantages * mask, axis=-1) / jnp.maximum(jnp.sum(mask, axis=-1), 1.0)
 
 
+def score_sums(rewards: Scores) -> Sums:
+    """What samples scored, as totals and weights, to be added over processes: ``reward``, its square, each single one.
+
+    ``variance`` takes the square out of the means again.
+    """
+    total = np.asarray(rewards.total, np.float64)
+    single = {f"reward/{name}": np.asarray(values, np.float64) for name, values in rewards.rewards.items()}
+    found: Sums = {}
+    for name, values in {"reward": total, _SQUARES: total**2, **single}.items():
+        finite = values[np.isfinite(values)]
+        found[name] = float(finite.sum()), len(finite)
+    return found
+
+
+def variance(means: dict[str, float]) -> float:
+    """The variance of the rewards over all samples; NaN where there is none. Removes the mean square."""
+    found = means.pop(_SQUARES) - means["reward"] ** 2
+    return found if math.isnan(found) else max(found, 0.0)
+
+
 def reward_sums(rewards: Scores, samples: Sequence[Sample]) -> Sums:
     """Figures about this process's rewards as totals and weights, to be added over processes.
 
-    Each single reward, its invalid values and errors; the moments of their total (see ``spread``); the share of groups
-    whose samples all got the same.
+    ``score_sums``; invalid values and errors of each reward; the share of groups whose samples all got the same.
     """
-    total = np.asarray(rewards.total, np.float64)
-    valid = total[np.isfinite(total)]
-    moments = [float(np.sum(valid**power)) for power in (1, 2)]
-    found: Sums = {"reward_std": (moments[0], len(valid)), _SQUARES: (moments[1], len(valid))}
-    for name, values in rewards.rewards.items():
-        finite = np.asarray(values, np.float64)[np.isfinite(values)]
-        found[f"reward/{name}"] = float(finite.sum()), len(finite)
+    found = score_sums(rewards)
     found |= {f"reward_invalid/{name}": (float(count), None) for name, count in rewards.invalid.items()}
     found |= {f"reward_errors/{name}": (float(count), None) for name, count in rewards.errors.items()}
     groups: dict[int, list[float]] = {}
-    for sample, value in zip(samples, total, strict=True):
+    for sample, value in zip(samples, np.asarray(rewards.total, np.float64), strict=True):
         if math.isfinite(value):
             groups.setdefault(sample.group, []).append(value)
     several = [values for values in groups.values() if len(values) > 1]
@@ -69,8 +82,8 @@ def moved_sums(moved: Moved | None) -> Sums:
 
 def spread(means: dict[str, float]) -> dict[str, float]:
     """Turns the moments of ``reward_sums`` into a standard deviation, and leaves out what there is none of."""
-    variance = means.pop(_SQUARES) - means["reward_std"] ** 2
-    means["reward_std"] = math.sqrt(max(variance, 0.0)) if math.isfinite(variance) else math.nan
+    means["reward_std"] = math.sqrt(variance(means))
+    del means["reward"]  # the devices report it, with the rows that training leaves out
     return {name: value for name, value in means.items() if math.isfinite(value) or name != "groups_without_signal"}
 
 

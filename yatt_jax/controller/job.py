@@ -106,6 +106,7 @@ class Job:
         sizes = {role: model.parameter_count for role, model in plan.models.items()}
         facts = run_facts.gather(sizes) | {"resumed": start.record()}
         self.run.write_config(to_dict(config), facts)
+        self._versions = facts["versions"]
         self.stops = self._exit.enter_context(Stops(hosts, config.max_minutes))
         self.timeline = Timeline(self.run)
         hosts.waiting = lambda: self.timeline.phase("wait")
@@ -299,7 +300,6 @@ class Job:
         """Saves if it is time, and says whether the run has stopped improving.
 
         Raises:
-          StopRequested: a process was told to stop.
           CheckpointFailure: the last save failed, and ``config.checkpoint.on_failure`` is "stop".
         """
         with self.timeline.phase("save"):
@@ -308,8 +308,6 @@ class Job:
         if ends:
             best = self.config.checkpoint.best_metric
             self.console.message(f"no better {best} in {self.keeper.early.since} evaluations: the run ends here")
-        elif step < self.config.steps:
-            self.stops.check()
         return ends
 
     @contextlib.contextmanager
@@ -327,7 +325,7 @@ class Job:
 
     def _state(self) -> State:
         common = {
-            "versions": run_facts.gather({})["versions"],
+            "versions": self._versions,
             "kl_coef": self.kl_coef,
             "reference": self._reference,
         }

@@ -82,7 +82,7 @@ def find_start(
 def _compared(
     old: Mapping[str, Any], new: Mapping[str, Any], run: RunDir
 ) -> tuple[tuple[Change, ...], tuple[Any, ...]]:
-    changes = compare(old, json.loads(json.dumps(new)))
+    changes = compare(old, new)
     faults = refused(changes)
     if faults:
         raise InputError(
@@ -94,7 +94,7 @@ def _compared(
 
 def _check_discard(run: RunDir, config: Mapping[str, Any], last: int, resume: str, *, saves: bool) -> None:
     """A run that ended before its first checkpoint begins anew; any other is not thrown away unasked."""
-    changes = compare(_saved(run).get("config", {}), json.loads(json.dumps(config)))
+    changes = compare(_saved(run).get("config", {}), config)
     if resume == "never" or not saves or refused(changes):
         raise InputError(
             f"{run.path}: holds a run of {last} steps"

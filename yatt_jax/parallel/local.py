@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from yatt_jax.parallel.exchange import every_device
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.types import PyTree
 
@@ -40,11 +41,6 @@ class Group:
     def alone(self) -> bool:
         """Whether this process samples by itself."""
         return len(self.members) == 1
-
-    @property
-    def by_device(self) -> NamedSharding:
-        """Rows split over all devices: each process has its own rows."""
-        return NamedSharding(self.partition.mesh, PartitionSpec(self.partition.mesh.axis_names))
 
     def take(self, tree: PyTree, axes: PyTree) -> PyTree:
         """The group's part of a tree that lies in the job's sampling partition; shares its buffers.
@@ -73,13 +69,13 @@ class Group:
         if self.alone:
             return rows
         shape = (len(self.members) * len(rows), *rows.shape[1:])
-        return jax.make_array_from_process_local_data(self.by_device, rows, shape)
+        return jax.make_array_from_process_local_data(every_device(self.partition.mesh), rows, shape)
 
     def getter(self) -> Callable[[PyTree], PyTree]:
         """The inverse of ``put`` for results: a function that every member must call at the same time."""
         if self.alone:
             return lambda tree: jax.tree.map(np.asarray, tree)
-        spread = jax.jit(lambda tree: tree, out_shardings=self.by_device)
+        spread = jax.jit(lambda tree: tree, out_shardings=every_device(self.partition.mesh))
         return lambda tree: jax.tree.map(_own_rows, spread(tree))
 
 
