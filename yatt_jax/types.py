@@ -143,6 +143,151 @@ class TopK:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class TokenScores:
+    """Outputs of a scalar head: value t is read from token t itself, having seen it and what is before it."""
+
+    scores: Float[Array, "*B T Y"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LogitsAt:
+    """What a language model says of given vocabulary entries at each token; value t belongs to token t.
+
+    Attributes:
+      logits: of the entries.
+      log_sum_exp: over the whole vocabulary.
+      logprobs: of token t itself.
+    """
+
+    logits: Float[Array, "*B T K"]
+    log_sum_exp: Float[Array, "*B T"]
+    logprobs: Float[Array, "*B T"]
+
+
+# Rows that data gives offline algorithms. In all of them ``weight`` is 1 for a row of data (or its share in the mean)
+# and 0 for padding, which is zeros throughout and adds exactly 0 to losses and metrics. Rows are padded on the right,
+# and hold one document each unless said otherwise.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TextRows:
+    """Texts to imitate. A row may hold several packed documents, told apart by ``inputs.segments``.
+
+    Attributes:
+      inputs: the documents.
+      mask: 1 at tokens that are trained. Token t is predicted from t - 1 of its document, so a document's first token
+        never counts, whatever the mask says.
+      weight: of the row, for all its documents.
+    """
+
+    inputs: Inputs
+    mask: Float[Array, "B T"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairRows:
+    """Two responses to one prompt: index 0 of the second axis is the chosen one, index 1 the rejected one.
+
+    Attributes:
+      inputs: prompt and response, ``[B, 2, T]``.
+      mask: 1 at tokens of the response, its end included.
+      gap: by how much the chosen response is better (difference of ground-truth rewards, strength of the preference or
+        margin, not negative); 0 where unknown. The algorithm's ``needs_gap(hyper)`` says whether it is read.
+      weight: of the pair.
+    """
+
+    inputs: Inputs
+    mask: Float[Array, "B 2 T"]
+    gap: Float[Array, "B"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class UnpairedRows:
+    """A prompt with a response that is wanted or not; and, to estimate a divergence, with a response to another prompt.
+
+    Index 0 of the second axis is the row's own response, index 1 the same prompt with the response of another row, by
+    a fixed rotation of the data (at least 2 rows), so that scores of a frozen model can be kept between epochs.
+
+    Attributes:
+      inputs: prompt and response, ``[B, 2, T]``.
+      mask: 1 at tokens of the response, its end included.
+      desirable: whether the row's own response is wanted.
+      weight: of the row.
+    """
+
+    inputs: Inputs
+    mask: Float[Array, "B 2 T"]
+    desirable: Bool[Array, "B"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LabelRows:
+    """Texts with attributes in numbers, one for each output of the reward model.
+
+    Attributes:
+      inputs: prompt and response; attributes are read at the last token.
+      labels: the attributes; what stands where the mask is 0 does not matter.
+      label_mask: 1 where the attribute is known (or its weight), else 0.
+      weight: of the row.
+    """
+
+    inputs: Inputs
+    labels: Float[Array, "B Y"]
+    label_mask: Float[Array, "B Y"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepRows:
+    """Texts whose steps are judged one by one.
+
+    Attributes:
+      inputs: prompt and steps.
+      labels: at a step's last token, from 0 (wrong) to 1 (right); what stands elsewhere does not matter.
+      mask: 1 at the last token of each step that has a label.
+      weight: of the row.
+    """
+
+    inputs: Inputs
+    labels: Float[Array, "B T"]
+    mask: Float[Array, "B T"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TopKRows:
+    """Texts with a teacher's largest logits; may be packed as ``TextRows``.
+
+    Value t of the teacher is its opinion of token t, given what is before it. Files that store it where it was
+    computed, at token t - 1, are shifted by one when they are read.
+
+    Attributes:
+      inputs: the documents.
+      mask: 1 at tokens that are trained.
+      topk: the teacher's K largest logits and their ids, all different at one token.
+      log_sum_exp: of the teacher's logits over the whole vocabulary.
+      weight: of the row.
+    """
+
+    inputs: Inputs
+    mask: Float[Array, "B T"]
+    topk: TopK
+    log_sum_exp: Float[Array, "B T"]
+    weight: Float[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """Everything an optimizer step reads and writes.
 
