@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--system", help="system message")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--top_p", type=float, default=0.95)
-    parser.add_argument("--max_new_tokens", type=int, default=256)
+    parser.add_argument("--max_new_tokens", type=int, default=256, help="longest answer")
+    parser.add_argument("--max_prompt_tokens", type=int, default=2048, help="longest conversation before an answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--once", metavar="TEXT", help="answer one message and exit")
     args = parser.parse_args(argv)
@@ -60,7 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     stops = tokenizers.stop_token_ids(tokenizer, path if path.is_dir() else None)
     sampling = dataclasses.replace(sampling, stop_token_ids=stops)
     engine = Engine(
-        model, tokenizer, partition, rows=1, prompt_buckets=(64, 256, 1024, 4096), max_new_tokens=args.max_new_tokens
+        model,
+        tokenizer,
+        partition,
+        rows=1,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_new_tokens=args.max_new_tokens,
     )
     history = [{"role": "system", "content": args.system}] if args.system else []
     turn = 0

@@ -20,9 +20,11 @@ from yatt_jax.models.config import DecoderConfig
 from yatt_jax.ops.select import unpack_kept
 from yatt_jax.parallel.partition import Partition, Split, make_partitions
 from yatt_jax.rollout.assemble import padded_length
-from yatt_jax.rollout.engine import Engine, Progress, row_controls
+from yatt_jax.rollout.device import Copies
+from yatt_jax.rollout.engine import Engine, Progress
 from yatt_jax.rollout.sampling import Sampling
-from yatt_jax.types import Params, Prompt, Rollout, Sample
+from yatt_jax.rollout.session import row_controls
+from yatt_jax.types import Inputs, Params, Prompt, Rollout, Sample
 
 VOCAB, CAPACITY = 53, 12
 LENGTHS = [3, 1, 9, 16, 5, 2, 7, 8, 11, 13, 4]
@@ -62,7 +64,7 @@ def params(devices: int = 1, tensor: int = 1, seed: int = 0) -> Params:
 
 @functools.cache
 def engine(rows: int = 4, devices: int = 1, tensor: int = 1, **options: Any) -> Engine:
-    settings: dict[str, Any] = {"prompt_buckets": (16,), "max_new_tokens": CAPACITY, "record_kept": True, **options}
+    settings: dict[str, Any] = {"max_prompt_tokens": 16, "max_new_tokens": CAPACITY, "record_kept": True, **options}
     return Engine(model(), Letters(), partition(devices, tensor), rows=rows, **settings)
 
 
@@ -167,12 +169,12 @@ EVERYTHING = Sampling(
 @pytest.mark.parametrize(
     ("rows", "devices", "tensor", "options"),
     [
-        (3, 1, 1, {"chunk": 1, "prompt_buckets": (8, 16)}),
-        (16, 1, 1, {"chunk": 5, "prompt_buckets": (24,), "unroll": False}),
+        (3, 1, 1, {"chunk": 1, "pack": 4}),
+        (16, 1, 1, {"chunk": 5, "max_prompt_tokens": 24, "unroll": False}),
         (8, 8, 1, {}),
-        (6, 8, 2, {"unroll": False}),
+        (6, 8, 2, {"unroll": False, "pack": 6}),
     ],
-    ids=["waves of 3, two buckets", "one wave, another bucket, scanned", "data 8", "data 4 x tensor 2, scanned"],
+    ids=["3 slots, pieces", "16 slots, scanned", "data 8", "data 4 x tensor 2, scanned, pieces"],
 )
 def test_samples_depend_on_seed_and_sample_alone(rows: int, devices: int, tensor: int, options: dict[str, Any]) -> None:
     reference, expected = generate(EVERYTHING)
@@ -198,7 +200,7 @@ def test_rows_and_prompts_of_one() -> None:
         assert samples[0].tokens == expected[i].tokens
         assert rollout.inputs.tokens.shape == (1, padded)
     rollout, samples = generate(Sampling(max_new_tokens=1))
-    assert engine().stats.steps == engine().stats.waves == 3
+    assert engine().stats.steps == engine().stats.chunks == 3
     assert all(len(s.tokens) == 1 and s.finish == "length" for s in samples)
 
 
@@ -251,13 +253,16 @@ def test_nothing_compiles_when_values_change() -> None:
 
 def test_split_rows_exchange_nothing_but_flags_and_counts() -> None:
     programs = engine(8, 8)._programs
-    tokens, zeros = np.zeros((8, 16), np.int32), np.zeros(8, np.int32)
-    rows, caches = programs.start(tokens, zeros, np.zeros(2, np.uint32), zeros)
-    args = (params(8), caches, rows, row_controls(EVERYTHING, 8, VOCAB), np.zeros(8, bool), np.int32(1))
+    layers = programs.lay_out(params(8))
+    caches, rows = programs.start()
+    args = (params(8), layers, caches, rows, row_controls(EVERYTHING, 8, VOCAB), np.zeros(8, bool), 1, 1)
     text = programs.decode.lower(*args).compile().as_text() or ""
+    packs = Inputs(*np.zeros((3, 8, 8), np.int32))
+    copies = Copies(*np.zeros((3, 8, 1), np.int32), np.zeros(8, np.int32))
+    text += programs.prefill.lower(params(8), layers, caches, packs, copies).compile().as_text() or ""
     moved = re.findall(r"= (\S+) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert moved
-    assert set(moved) == {"pred[]", "s32[]"}
+    assert set(moved) <= {"pred[]", "s32[]"}
 
 
 def test_stop_ids_end_rows_and_no_step_follows_the_last() -> None:
@@ -266,8 +271,11 @@ def test_stop_ids_end_rows_and_no_step_follows_the_last() -> None:
     rollout, samples = generate(Sampling(max_new_tokens=CAPACITY, stop_token_ids=stop))
     stats = engine().stats
     lengths = [len(s.tokens) for s in samples]
-    waves = [sorted(range(11), key=lambda i: -LENGTHS[i])[k : k + 4] for k in (0, 4, 8)]
-    assert stats.steps == sum(max(lengths[i] for i in wave) for wave in waves) < 36
+    # Four slots: whoever waits takes the slot of the first to end.
+    slots = [0] * 4
+    for length in lengths:
+        slots[slots.index(min(slots))] += length
+    assert stats.steps == max(slots) < 36
     assert stats.tokens == sum(lengths)
     assert stats.computed == 4 * stats.steps
     assert {s.finish for s in samples} == {"stop", "length"}
@@ -285,7 +293,7 @@ def test_steps_end_when_every_row_stops_at_its_first_token() -> None:
     _, samples = generate(dataclasses.replace(greedy, stop_token_ids=tuple(sorted(set(first)))))
     assert [s.tokens for s in samples] == [[t] for t in first]
     assert {s.finish for s in samples} == {"stop"}
-    assert engine().stats.steps == 3  # a step for each wave
+    assert engine().stats.steps == 3  # of four, four and three rows
 
 
 def test_stop_ids_wait_for_the_least_length() -> None:
@@ -362,7 +370,7 @@ def test_progress_counts_up_to_the_end() -> None:
         Letters(),
         partition(1),
         rows=4,
-        prompt_buckets=(16,),
+        max_prompt_tokens=16,
         max_new_tokens=CAPACITY,
         record_kept=True,
         chunk=5,
@@ -381,7 +389,7 @@ def test_progress_counts_up_to_the_end() -> None:
     ("change", "message"),
     [
         ({"given": [prompt_of([1]), prompt_of([], "data/a.jsonl:7")]}, r"data/a.jsonl:7: the prompt has no tokens"),
-        ({"given": [prompt_of([1] * 17, "b.jsonl:2")]}, r"b.jsonl:2: the prompt has 17 tokens.* bucket is 16"),
+        ({"given": [prompt_of([1] * 17, "b.jsonl:2")]}, r"b.jsonl:2: the prompt has 17 tokens.* allowed has 16"),
         ({"given": [prompt_of([VOCAB], "c.jsonl:3")]}, r"c.jsonl:3: .* outside the vocabulary of 53"),
         ({"sampling": Sampling(max_new_tokens=13)}, r"max_new_tokens = 13 is above .* = 12"),
         ({"sampling": Sampling(max_new_tokens=2, stop_token_ids=(53,))}, r"stop_token_ids: 53 .* 53"),
@@ -395,10 +403,10 @@ def test_bad_requests_are_refused(change: dict[str, Any], message: str) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    good: dict[str, Any] = {"rows": 2, "prompt_buckets": (4,), "max_new_tokens": 3}
-    for name, value in (("rows", 0), ("prompt_buckets", ()), ("prompt_buckets", (0,)), ("max_new_tokens", 0)):
-        with pytest.raises(ValueError, match=name):
-            Engine(model(), Letters(), partition(1), **{**good, name: value})
+    good: dict[str, Any] = {"rows": 2, "max_prompt_tokens": 4, "max_new_tokens": 3}
+    for name in ("rows", "max_prompt_tokens", "max_new_tokens", "chunk", "pack"):
+        with pytest.raises(ValueError, match=f"{name} = 0"):
+            Engine(model(), Letters(), partition(1), **{**good, name: 0})
     with pytest.raises(ValueError, match="value model"):
         Engine(build("value", model().config), Letters(), partition(1), **good)
     with pytest.raises(ValueError, match="2 prompts, 1 sample_ids"):

@@ -63,7 +63,7 @@ def test_greedy_equals_the_reference(tmp_path: Path, one_device: Partition, wind
         expected.append(out[0, len(tokens) :].tolist())
 
     model, params = load_model(tmp_path, "lm", one_device)
-    engine = Engine(model, Ids(), one_device, rows=3, prompt_buckets=(13,), max_new_tokens=NEW)
+    engine = Engine(model, Ids(), one_device, rows=3, max_prompt_tokens=13, max_new_tokens=NEW)
     sampling = Sampling(temperature=0, max_new_tokens=NEW, stop_token_ids=(7, 8))
     prompts = [Prompt([], "", tokens, {}, f"row {i}", i) for i, tokens in enumerate(given)]
     _, samples = engine.generate(params, prompts, sampling, seed=0, sample_ids=range(5), groups=range(5), version=0)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.models.layers import MLP, Projection, RMSNorm, attend, rope_tables, rotate, weight
 from yatt_jax.parallel.partition import constrain
-from yatt_jax.types import Inputs
+from yatt_jax.types import Inputs, PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -78,8 +78,11 @@ class Attention(nnx.Module):
         rope: jax.Array,
         layer: jax.Array,
         cache: Cache | None,
-    ) -> tuple[jax.Array, Cache | None]:
-        """Attention outputs ``[B, T, D]``, and the cache with this layer's keys and values written."""
+    ) -> tuple[jax.Array, Cache]:
+        """Attention outputs ``[B, T, D]``, and the cache with this layer's keys and values written.
+
+        Without a cache, the keys and values themselves, ``[B, J, T, K]`` each.
+        """
         q = constrain(self.q(x_BTD), "rows", None, "act_heads", None)
         k = constrain(self.k(x_BTD), "rows", None, "act_kv_heads", None)
         v = constrain(self.v(x_BTD), "rows", None, "act_kv_heads", None)
@@ -89,6 +92,7 @@ class Attention(nnx.Module):
         q, k_BJTK, v_BJTK = rotate(q, cos, sin), rotate(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if cache is None:
             keys, values = k_BJTK, v_BJTK
+            cache = Cache(keys, values)
         else:
             assert context.start_B is not None
             cache = write(cache, layer, context.start_B, k_BJTK, v_BJTK)
@@ -137,8 +141,8 @@ class Block(nnx.Module):
 
     def __call__(
         self, x: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
-    ) -> tuple[jax.Array, Cache | None]:
-        """The residual stream after the block, and the cache with the layer written."""
+    ) -> tuple[jax.Array, Cache]:
+        """The residual stream after the block, and the cache as ``Attention`` returns it."""
         y, cache = self.attention(self.attention_norm(x), context, window, rope, layer, cache)
         x = x + (y if self.post_attention_norm is None else self.post_attention_norm(y))
         y = self.mlp(self.mlp_norm(x))
@@ -163,14 +167,19 @@ class Decoder(nnx.Module):
         x = jnp.take(table, tokens, axis=0).astype(self.config.dtype)
         return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
 
-    def unstacked(self) -> tuple[Block, ...]:
-        """The layers as modules of their own.
+    def unstack(self) -> tuple[PyTree, ...]:
+        """The parameters of each layer by themselves.
 
-        A loop that decodes token by token on a CPU takes them out of the stack once, before it starts: there, the scan
-        copies each layer's weights out of the stack at every step, which costs as much as using them.
+        What runs again and again on a CPU takes them out of the stack once, before it starts: there, the scan copies
+        each layer's weights out of the stack every time, which costs a decode step as much as using them.
         """
-        graph, stacked = nnx.split(self.layers)
-        layers = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(self.config.layers)]
+        _, stacked = nnx.split(self.layers)
+        stacked = nnx.to_pure_dict(stacked)
+        return tuple(jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(self.config.layers))
+
+    def blocks(self, layers: tuple[PyTree, ...]) -> tuple[Block, ...]:
+        """The layers as modules of their own, of parameters from ``unstack``."""
+        graph, _ = nnx.split(self.layers)
         return tuple(nnx.merge(graph, layer) for layer in layers)
 
     def __call__(
@@ -179,6 +188,8 @@ class Decoder(nnx.Module):
         cache: Cache | tuple[Cache, ...] | None = None,
         start_B: Int[Array, "B"] | None = None,
         blocks: tuple[Block, ...] | None = None,
+        *,
+        collect: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Any]:
         """Runs the stack.
 
@@ -189,10 +200,11 @@ class Decoder(nnx.Module):
           inputs: tokens, positions and segments of shape ``[*B, T]``.
           cache: keys and values of what came before; needs exactly one leading axis.
           start_B: first slot of each row's new tokens; 0 when omitted.
-          blocks: layers from ``unstacked`` to run one by one in place of the scan, with a cache for each.
+          blocks: layers from ``blocks`` to run one by one in place of the scan, with a cache for each.
+          collect: without a cache, return the keys and values of the tokens as one, with T slots.
 
         Returns:
-          Hidden states ``[*B, T, D]`` and the new cache, of the kind that was given.
+          Hidden states ``[*B, T, D]`` and the new cache, of the kind that was given; None when nothing was.
         """
         lead, T = inputs.tokens.shape[:-1], inputs.tokens.shape[-1]
         tokens, positions, segments = (a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments))
@@ -212,37 +224,39 @@ class Decoder(nnx.Module):
         x = constrain(self.embed(tokens), "rows", None, None)
         if blocks is None:
             assert not isinstance(cache, tuple)
-            x, cache = self._scan(x, context, cache)
+            x, cache = self._scan(x, context, cache, collect)
         else:
-            assert isinstance(cache, tuple)
+            assert not isinstance(cache, Cache)
             x, cache = self._unrolled(blocks, x, context, cache)
         return self.norm(x).reshape(*lead, T, -1), cache
 
-    def _scan(self, x: jax.Array, context: _Context, cache: Cache | None) -> tuple[jax.Array, Cache | None]:
+    def _scan(
+        self, x: jax.Array, context: _Context, cache: Cache | None, collect: bool
+    ) -> tuple[jax.Array, Cache | None]:
         config = self.config
         graph, stacked = nnx.split(self.layers)
 
         def step(carry, xs):
             x, cache = carry
             params, window, rope, layer = xs
-            x, cache = nnx.merge(graph, params)(x, context, window, rope, layer, cache)
-            return (x, cache), None
+            x, new = nnx.merge(graph, params)(x, context, window, rope, layer, cache)
+            return (x, cache if cache is None else new), (new if collect else None)
 
         if config.remat == "full":
             step = jax.checkpoint(step, prevent_cse=False)
         per_layer = (jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer), jnp.arange(config.layers))
-        (x, cache), _ = jax.lax.scan(step, (x, cache), (stacked, *per_layer))
-        return x, cache
+        (x, cache), fresh = jax.lax.scan(step, (x, cache), (stacked, *per_layer))
+        return x, fresh if collect else cache
 
     def _unrolled(
-        self, blocks: tuple[Block, ...], x: jax.Array, context: _Context, caches: tuple[Cache, ...]
+        self, blocks: tuple[Block, ...], x: jax.Array, context: _Context, caches: tuple[Cache, ...] | None
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         new: list[Cache] = []
-        per_layer = zip(blocks, caches, self.config.windows, self.config.rope_of_layer, strict=True)
+        given = caches or (None,) * len(blocks)
+        per_layer = zip(blocks, given, self.config.windows, self.config.rope_of_layer, strict=True)
         for block, cache, window, rope in per_layer:
             x, written = block(x, context, jnp.int32(window), jnp.int32(rope), jnp.int32(0), cache)
-            assert written is not None
-            new.append(written)
+            new.append(written if cache is not None else jax.tree.map(lambda a: a[None], written))
         return x, tuple(new)
 
 
@@ -261,9 +275,11 @@ class LanguageModel(nnx.Module):
         cache: Cache | tuple[Cache, ...] | None = None,
         start_B: Int[Array, "B"] | None = None,
         blocks: tuple[Block, ...] | None = None,
+        *,
+        collect: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Any]:
         """Hidden states; ``logits`` and ``ops.logprobs`` turn them into scores without keeping ``[T, V]``."""
-        return self.decoder(inputs, cache, start_B, blocks)
+        return self.decoder(inputs, cache, start_B, blocks, collect=collect)
 
     def output_matrix(self) -> Float[Array, "V D"]:
         """The matrix that maps hidden states to logits."""

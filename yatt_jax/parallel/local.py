@@ -42,6 +42,11 @@ class Group:
         """Whether this process samples by itself."""
         return len(self.members) == 1
 
+    @property
+    def rank(self) -> int:
+        """The place of this process among the members."""
+        return self.members.index(jax.process_index())
+
     def take(self, tree: PyTree, axes: PyTree) -> PyTree:
         """The group's part of a tree that lies in the job's sampling partition; shares its buffers.
 

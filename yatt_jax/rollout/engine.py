@@ -1,34 +1,30 @@
-"""The host side of sampling: which prompt sits in which row, when a row ends, and how results are put together."""
+"""The sampling engine: continuous batching over a fixed number of slots."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from yatt_jax.models.build import Model
-from yatt_jax.ops.select import Filters
 from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.rollout import device
 from yatt_jax.rollout.assemble import Result, assemble
-from yatt_jax.rollout.sampling import MAX_STOP_IDS, Sampling
-from yatt_jax.rollout.stops import Stop, StopWatch, Tokenizer, check_stops, text_of
+from yatt_jax.rollout.sampling import Sampling
+from yatt_jax.rollout.session import Session
+from yatt_jax.rollout.slots import Request
+from yatt_jax.rollout.stops import Tokenizer, check_stops
 from yatt_jax.types import Params, Prompt, Rollout, Sample
-
-FINISH = {device.STOP: "stop", device.LENGTH: "length", device.INVALID: "invalid"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What ``progress`` is told, before the first call of a program and after each decode chunk.
+    """What ``progress`` is told, before the programs compile and after each decode chunk.
 
     Attributes:
-      stage: "compile" before a program's first call, else "sample".
+      stage: "compile" before the first call, else "sample".
       ended: prompts whose response has ended.
       prompts: all prompts of the batch.
       tokens: response tokens sampled so far.
@@ -45,21 +41,25 @@ class Stats:
     """Figures of one ``generate``.
 
     Attributes:
-      steps: decode steps; each computes one token for every row.
-      waves: batches of rows.
+      steps: decode steps; each computes one token for every slot there is at the time.
+      chunks: calls of the decode program.
       tokens: response tokens returned.
       dropped: tokens sampled past a stop string.
       invalid: rows that ended because their logits were NaN or infinite.
-      computed: tokens that decode steps computed, those of ended and unused rows included.
+      computed: tokens that decode steps computed, those of ended and unused slots included.
+      prompt_tokens: prompt tokens computed, after sharing.
+      prompt_computed: the same with the padding of packs.
       seconds: wall time.
     """
 
     steps: int = 0
-    waves: int = 0
+    chunks: int = 0
     tokens: int = 0
     dropped: int = 0
     invalid: int = 0
     computed: int = 0
+    prompt_tokens: int = 0
+    prompt_computed: int = 0
     seconds: float = 0.0
 
     @property
@@ -67,38 +67,30 @@ class Stats:
         """Share of the tokens computed in decode steps that were returned."""
         return self.tokens / max(1, self.computed)
 
-    def __add__(self, other: Stats) -> Stats:
-        return Stats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
-
-    @staticmethod
-    def of_wave(steps: int, rows: int, sampled: int, results: Sequence[Result]) -> Stats:
-        """Figures of one wave, in which ``sampled`` tokens were drawn."""
-        tokens = sum(len(r.tokens) for r in results)
-        invalid = sum(r.finish == "invalid" for r in results)
-        return Stats(steps, 1, tokens, sampled - tokens, invalid, steps * rows)
-
 
 class Engine:
-    """Samples responses to prompts with a fixed number of rows.
+    """Samples responses to prompts in a fixed number of slots.
 
-    Programs compile once for each prompt bucket. Everything in ``Sampling``, the seed, and lengths within a bucket are
-    traced values. A token depends on (weights, prompt, sampling, seed, sample id, position): not on the row it sits in,
-    on what is sampled beside it, on buckets or chunks, or on how devices are split.
+    Rows that end leave their slots between chunks of decode steps, and waiting prompts take them; when none waits, ever
+    smaller programs finish what still runs. Everything compiles at the first ``generate``; all of ``Sampling``, the
+    seed, and lengths are traced values. A token depends on (weights, prompt, sampling, seed, sample id, position): not
+    on the slot it is drawn in, on what is sampled beside it, on chunks, packs or order, or on how devices are split.
 
     Args:
       model: a language model.
       tokenizer: for stop strings and completions.
       partition: the job's sampling partition; this process samples on its part of it (see ``parallel.local``).
-      rows: rows that this process samples at a time, rounded up to a multiple of its row shards.
-      prompt_buckets: lengths that prompts are padded to.
+      rows: slots of this process, rounded up to a multiple of its row shards.
+      max_prompt_tokens: longest prompt.
       max_new_tokens: capacity for response tokens; ``Sampling.max_new_tokens`` may be less.
       record_kept: return ``Rollout.kept``, V / 8 bytes a token; nothing is spent on it otherwise.
-      chunk: decode steps between two looks of the host, when stop strings or progress ask for it.
+      chunk: most decode steps between two looks of the host.
+      pack: tokens of prompts that are computed as one row; longer prompts are computed in pieces of as many.
       cache_dtype: of keys and values; the model's compute dtype by default.
-      unroll: decode with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
-        of a second copy of the weights while decoding.
+      unroll: sample with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
+        of a second copy of the weights while sampling.
       progress: called as sampling proceeds.
-      agree: exchanges a value with the other members of the group; needed where the group has several.
+      agree: exchanges numbers with the other members of the group; needed where the group has several.
 
     Attributes:
       group: the processes that sample together, and their devices.
@@ -115,10 +107,11 @@ class Engine:
         partition: Partition,
         *,
         rows: int,
-        prompt_buckets: Sequence[int],
+        max_prompt_tokens: int,
         max_new_tokens: int,
         record_kept: bool = False,
         chunk: int = 16,
+        pack: int = 512,
         cache_dtype: str | None = None,
         unroll: bool | None = None,
         progress: Callable[[Progress], None] | None = None,
@@ -126,34 +119,33 @@ class Engine:
     ):
         if model.kind != "lm":
             raise ValueError(f"sampling needs a language model, and this is a {model.kind} model")
-        numbers = {"rows": rows, "max_new_tokens": max_new_tokens, "chunk": chunk}
-        for name, value in [*numbers.items(), *(("prompt_buckets", b) for b in prompt_buckets)]:
+        numbers = {"rows": rows, "max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
+        for name, value in (numbers | {"chunk": chunk, "pack": pack}).items():
             if value < 1:
                 raise ValueError(f"{name} = {value}: it must be at least 1")
-        if not prompt_buckets:
-            raise ValueError("prompt_buckets is empty: give at least one prompt length")
         self.group = sampling_group(partition)
         partition = self.group.partition
         members = len(self.group.members)
         # Together, each member has its rows on its own devices before and after they are sampled.
-        shards = partition.row_shards if self.group.alone else partition.mesh.size // members
-        self.rows = -(-rows // shards) * shards
-        self._agree = agree or (lambda value: [value])
-        self.buckets = tuple(sorted(set(prompt_buckets)))
-        self.max_new_tokens = max_new_tokens
+        self.lanes = partition.row_shards if self.group.alone else partition.mesh.size // members
+        self.rows = -(-rows // self.lanes) * self.lanes
+        self.max_prompt_tokens, self.max_new_tokens = max_prompt_tokens, max_new_tokens
         self.record_kept = record_kept
         self.chunk = chunk
+        self.pack = min(pack, -(-max(1, max_prompt_tokens - 1) // 8) * 8)
         self.stats = Stats()
         self._vocab = model.config.vocab
         self._tokenizer = tokenizer
         self._progress = progress
-        self._compiled: set[int] = set()
+        self._agree = agree or (lambda value: [value])
+        self._compiled = False
         self._get = self.group.getter()
         self._programs = device.Programs(
             model,
             partition,
             rows=self.rows * members,
-            max_new_tokens=max_new_tokens,
+            capacity=max_prompt_tokens + max_new_tokens,
+            chunk=chunk,
             record_kept=record_kept,
             cache_dtype=cache_dtype,
             unroll=partition.mesh.devices.flat[0].platform == "cpu" if unroll is None else unroll,
@@ -169,19 +161,19 @@ class Engine:
         sample_ids: Sequence[int],
         groups: Sequence[int],
         version: int,
+        finished: Callable[[Sample], None] | None = None,
     ) -> tuple[Rollout, list[Sample]]:
         """Samples one response to each prompt.
 
-        More prompts than rows are sampled in waves, sorted by length.
-
         Args:
           params: weights, in the sampling partition, as ``group.take`` gives them.
-          prompts: one for each response; repeat a prompt to sample it several times.
+          prompts: one for each response; repeat a prompt to sample it several times: it is computed once a row shard.
           sampling: sampling parameters.
           seed: of the run, 0 to 2^64 - 1.
           sample_ids: number of each sample, unique in the run.
           groups: rows that answer the same prompt share a group number.
           version: optimizer step of the weights.
+          finished: called with each sample as soon as it has ended, while others are still sampled.
 
         Returns:
           Rows in the order of the prompts, as NumPy arrays padded to ``padded_length``, and the samples.
@@ -189,40 +181,60 @@ class Engine:
           there with finish "invalid" and the tokens it had.
 
         Raises:
-          ValueError: an empty prompt, or one longer than the largest bucket (the message names its source); a stop id
-            outside the vocabulary; more new tokens than the capacity; lists of unequal length.
+          ValueError: an empty prompt, or one that is too long (the message names its source); a stop id outside the
+            vocabulary; more new tokens than the capacity; lists of unequal length.
         """
         begun = time.perf_counter()
         self._check(prompts, sampling, seed, sample_ids, groups)
-        # The longest first: if memory is short, it is at the start.
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))
-        self.stats = Stats()
-        results: dict[int, Result] = {}
-        for number, longest in enumerate(self._longest([len(prompts[i].tokens) for i in order])):
-            begin = number * self.rows
-            wave = order[begin : begin + self.rows]
-            ids = [sample_ids[i] for i in wave]
-            wanted = [prompts[i] for i in wave]
-            found = self._wave(params, wanted, sampling, seed, ids, longest=longest, before=begin, total=len(prompts))
-            results.update(zip(wave, found, strict=True))
-        finished = [results[i] for i in range(len(prompts))]
-        samples = [
-            Sample(p, r.completion, r.tokens.tolist(), r.finish, int(s), int(g))
-            for p, r, s, g in zip(prompts, finished, sample_ids, groups, strict=True)
-        ]
-        rollout = assemble(prompts, finished, samples, version, self._vocab if self.record_kept else None)
-        self.stats = dataclasses.replace(self.stats, seconds=time.perf_counter() - begun)
-        return rollout, samples
+        keys: dict[tuple[int, ...], int] = {}
+        requests = [Request(i, p.tokens, keys.setdefault(tuple(p.tokens), i)) for i, p in enumerate(prompts)]
+        samples: dict[int, Sample] = {}
 
-    def _longest(self, lengths: Sequence[int]) -> list[int]:
-        """The longest prompt of each wave, over all members: they step together.
+        def ended(number: int, result: Result) -> None:
+            samples[number] = Sample(
+                prompts[number],
+                result.completion,
+                result.tokens.tolist(),
+                result.finish,
+                int(sample_ids[number]),
+                int(groups[number]),
+            )
+            if finished is not None:
+                finished(samples[number])
 
-        Args:
-          lengths: of this process's prompts, descending.
-        """
-        own = list(lengths[:: self.rows])
-        everyone = self._agree(own)
-        return [max(waves) for waves in itertools.zip_longest(*everyone, fillvalue=0)]
+        session = Session(
+            self._programs,
+            self.group,
+            self._tokenizer,
+            get=self._get,
+            agree=self._agree,
+            lanes=self.lanes,
+            size=self.rows // self.lanes,
+            pack=self.pack,
+            chunk=self.chunk,
+            sampling=sampling,
+            vocab=self._vocab,
+            seed=seed,
+            sample_ids=sample_ids,
+        )
+        tell = lambda stage: self._tell(stage, session, len(prompts))  # noqa: E731
+        if not self._compiled:
+            tell("compile")
+            long = self.max_prompt_tokens - 1 > self.pack
+            session.compile(params, long=long)
+            self._compiled = True
+        results = session.run(params, requests, ended, lambda: tell("sample"))
+        finished_results = [results[i] for i in range(len(prompts))]
+        ordered = [samples[i] for i in range(len(prompts))]
+        rollout = assemble(prompts, finished_results, ordered, version, self._vocab if self.record_kept else None)
+        self.stats = Stats(
+            tokens=sum(len(r.tokens) for r in results.values()),
+            dropped=session.sampled - sum(len(r.tokens) for r in results.values()),
+            invalid=sum(r.finish == "invalid" for r in results.values()),
+            seconds=time.perf_counter() - begun,
+            **dataclasses.asdict(session.counts),
+        )
+        return rollout, ordered
 
     def _check(
         self,
@@ -250,97 +262,15 @@ class Engine:
         for prompt in prompts:
             if not prompt.tokens:
                 raise ValueError(f"{prompt.source}: the prompt has no tokens; sampling needs at least one, such as BOS")
-            if len(prompt.tokens) > self.buckets[-1]:
+            if len(prompt.tokens) > self.max_prompt_tokens:
                 raise ValueError(
-                    f"{prompt.source}: the prompt has {len(prompt.tokens)} tokens, and the largest prompt bucket is "
-                    f"{self.buckets[-1]}; raise the prompt limit, or skip or cut long prompts when reading the data"
+                    f"{prompt.source}: the prompt has {len(prompt.tokens)} tokens, and the longest that is allowed has "
+                    f"{self.max_prompt_tokens}; raise the prompt limit, or skip or cut long prompts when reading the "
+                    "data"
                 )
             if min(prompt.tokens) < 0 or max(prompt.tokens) >= self._vocab:
                 raise ValueError(f"{prompt.source}: the prompt has token ids outside the vocabulary of {self._vocab}")
 
-    def _wave(
-        self,
-        params: Params,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        seed: int,
-        sample_ids: Sequence[int],
-        *,
-        longest: int,
-        before: int,
-        total: int,
-    ) -> list[Result]:
-        """Samples at most as many prompts as there are rows; ``before`` of ``total`` have been sampled."""
-        bucket = next(b for b in self.buckets if b >= longest)
-        tokens = np.zeros((self.rows, bucket), np.int32)
-        lengths, ids = np.zeros(self.rows, np.int32), np.zeros(self.rows, np.int32)
-        for row, (prompt, sample_id) in enumerate(zip(prompts, sample_ids, strict=True)):
-            tokens[row, : len(prompt.tokens)] = prompt.tokens
-            lengths[row], ids[row] = len(prompt.tokens), sample_id
-        if bucket not in self._compiled:
-            self._tell("compile", before, total, self.stats.tokens)
-            self._compiled.add(bucket)
-        seed_words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-        put, members = self.group.put, len(self.group.members)
-        placed = put(tokens)
-        state, cache = self._programs.start(placed, put(lengths), seed_words, put(ids))
-        if longest > 1:
-            cache = self._programs.prefill(params, cache, placed)
-
-        controls = row_controls(sampling, self.rows * members, self._vocab)
-        watch = StopWatch(self._tokenizer, sampling.stop, sampling.min_new_tokens, len(prompts))
-        looks = bool(sampling.stop) or self._progress is not None
-        limit = np.int32(self.chunk if looks else sampling.max_new_tokens)
-        halt, running, steps = np.zeros(self.rows, bool), True, 0
-        while running:  # by what the devices count: the same for all members
-            cache, state, ran, left = self._programs.decode(params, cache, state, controls, put(halt), limit)
-            steps, running = steps + int(ran), int(left) > 0
-            if sampling.stop:
-                tokens, count = self._get((state.tokens, state.count))
-                halt = np.zeros(self.rows, bool)
-                halt[: len(prompts)] = watch.look(tokens, count)
-            if self._progress is not None:
-                reason, count = self._get((state.reason, state.count))
-                ended = len(prompts) - int(np.sum((reason == device.RUNNING) & ~halt))
-                self._tell("sample", before + ended, total, self.stats.tokens + int(count.sum()))
-        state = self._get(state)
-        sampled = int(state.count.sum())
-        results = self._collect(state, watch.found)
-        self.stats = self.stats + Stats.of_wave(steps, self.rows, sampled, results)
-        return results
-
-    def _collect(self, state: Any, stops: Sequence[Stop | None]) -> list[Result]:
-        """What the rows hold (``device.Rows`` on the host); rows past ``stops`` are unused."""
-        reason, count, tokens, kept = state.reason, state.count, state.tokens, state.kept
-        sampled, plain = state.sampled_logprobs, state.plain_logprobs
-        results = []
-        for row, stop in enumerate(stops):
-            n = int(count[row]) if stop is None else stop.tokens
-            finish = FINISH[int(reason[row])] if stop is None else "stop_string"
-            text = text_of(self._tokenizer, tokens[row, :n].tolist()) if stop is None else stop.text
-            support = None if kept is None else kept[row, :n]
-            results.append(Result(tokens[row, :n], sampled[row, :n], plain[row, :n], support, finish, text))
-        return results
-
-    def _tell(self, stage: Literal["compile", "sample"], ended: int, prompts: int, tokens: int) -> None:
+    def _tell(self, stage: Literal["compile", "sample"], session: Session, prompts: int) -> None:
         if self._progress is not None:
-            self._progress(Progress(stage, ended, prompts, tokens))
-
-
-def row_controls(sampling: Sampling, rows: int, vocab: int) -> device.Controls:
-    """One sampling for all rows. Each row has values of its own, so that rows may differ later without compiling."""
-
-    def each(value: float, dtype: type) -> Any:
-        return np.full(rows, value, dtype)
-
-    stop_ids: Any = np.full((rows, MAX_STOP_IDS), vocab, np.int32)
-    stop_ids[:, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
-    filters = Filters(
-        temperature=each(sampling.temperature, np.float32),
-        top_k=each(sampling.top_k, np.int32),
-        top_p=each(sampling.top_p, np.float32),
-        min_p=each(sampling.min_p, np.float32),
-    )
-    return device.Controls(
-        filters, each(sampling.min_new_tokens, np.int32), each(sampling.max_new_tokens, np.int32), stop_ids
-    )
+            self._progress(Progress(stage, session.ended, prompts, session.sampled))
