@@ -98,7 +98,7 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
         plan.tokenizer,
         plan.rollout,
         rows=rows,
-        prompt_buckets=(prompt_tokens,),
+        max_prompt_tokens=prompt_tokens,
         max_new_tokens=new_tokens,
     )
     generator = np.random.default_rng(0)

@@ -118,19 +118,27 @@ class TrainConfig:
     """How an update runs.
 
     Attributes:
-      micro_rows: rows of a micro-batch per data shard; the gradient does not depend on it, memory does. 0: all.
-      score_rows: the same for scoring; 0: like ``micro_rows``.
-      vocab_chunk: tokens whose logits exist at one time.
+      micro_tokens: most tokens of a micro-batch on each data shard; the gradient does not depend on it, memory does.
+        Rows lie end to end in packs, so that little of it is padding. At least the longest possible row; 0: as
+        ``micro_rows`` says.
+      micro_rows: where ``micro_tokens`` is 0, room for so many rows of the greatest length; 0: for all of a shard.
+      score_rows: the same for scoring; 0: like an update.
+      pack_tokens: tokens of a pack, of which a micro-batch has as many as fit. Longer packs have less padding, shorter
+        ones cost less attention where it is not computed by blocks. 0: the shortest that any row fits into.
+      vocab_chunk: tokens whose logits exist at one time on each data shard.
       max_skipped: stop the run after this many updates in a row with a non-finite loss or gradient.
     """
 
+    micro_tokens: int = 0
     micro_rows: int = 8
     score_rows: int = 0
+    pack_tokens: int = 0
     vocab_chunk: int = 512
     max_skipped: int = 5
 
     def __post_init__(self) -> None:
-        for field, least in (("micro_rows", 0), ("score_rows", 0), ("vocab_chunk", 1), ("max_skipped", 1)):
+        for field in ("micro_tokens", "micro_rows", "score_rows", "pack_tokens", "vocab_chunk", "max_skipped"):
+            least = 1 if field in ("vocab_chunk", "max_skipped") else 0
             if getattr(self, field) < least:
                 raise ValueError(f"{field} = {getattr(self, field)}: must be at least {least}")
 

@@ -170,7 +170,7 @@ def test_minibatches_hold_the_same_rows_on_any_number_of_devices(tmp_path: Path)
         assert sorted(row for row in placed.source.tolist() if row >= 0) == list(range(6))
         np.testing.assert_array_equal(mover.own(rewards, placed), np.arange(6.0))
         np.testing.assert_array_equal(mover.own(rollout.sample_id, placed), np.arange(6) + 10)
-        parts = [np.asarray(part.sample_id) for part in mover.minibatches(rollout, placed, 5)]
+        parts = [np.asarray(part.rows.sample_id) for part in mover.minibatches(rollout, placed, 5)]
         found.append([sorted(part[part > 0].tolist()) for part in parts])
     assert found[0] == found[1]
     assert [row - 10 for part in found[0][:3] for row in part] == [

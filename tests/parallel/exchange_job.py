@@ -11,7 +11,14 @@ import numpy as np
 from yatt_jax.parallel.balance import balance
 from yatt_jax.parallel.exchange import exchange, home_shards, plan_exchange
 from yatt_jax.parallel.partition import Split, make_partitions
-from yatt_jax.parallel.process_rows import first_rows, from_process_rows, own_values, rows_each, to_process_rows
+from yatt_jax.parallel.process_rows import (
+    first_rows,
+    from_process_rows,
+    own_values,
+    plan_own,
+    rows_each,
+    to_process_rows,
+)
 
 SAMPLES = 13
 FILL = {"tokens": -1, "reward": float("nan"), "kept": 0xFF, "ended": True}
@@ -54,7 +61,9 @@ def run(counts: list[int], splits: list[tuple[int, int]], devices: list[Any]) ->
         spread = from_process_rows(own, each, partition)
         moved = exchange(spread, plan_exchange(source, each * len(counts), partition), FILL)
         assert home_shards(each * len(counts), partition).max() == data - 1
-        back = own_values({"reward": moved["reward"]}, source, each, partition, {"reward": float("nan")})
+        back = own_values(
+            {"reward": moved["reward"]}, plan_own(source, each, partition), partition, {"reward": float("nan")}
+        )
         shards: dict[str, dict[str, Any]] = {}
         for name, leaf in moved.items():
             for shard in leaf.addressable_shards:

@@ -118,15 +118,6 @@ def test_small_cases_come_near_the_best_assignment(seed: int) -> None:
         assert best - 1e-9 <= assigned.after <= 1.1 * best
 
 
-def test_slices_of_a_shard_are_even() -> None:
-    costs = log_normal(8 * 64, 2)
-    assigned = balance(costs, 8, 64, micro=4)
-    check(assigned, costs)
-    slices = np.bincount(assigned.shard * 4 + assigned.slot % 4, costs, 32).reshape(8, 4)
-    assert slices.max() / slices.mean() < 1.15
-    assert np.all(slices.max(1) / slices.mean(1) < 1.15)
-
-
 def test_the_same_for_every_process_and_unit_of_cost() -> None:
     costs, home = log_normal(1000, 3), np.random.default_rng(0).integers(0, 8, 1000)
     one = balance(costs, 8, 200, home)
@@ -152,7 +143,7 @@ def test_many_rows_take_little_time(shards: int) -> None:
     home = np.arange(16384) // (16384 // shards)
     for where in (None, home):
         begin = time.process_time()
-        assigned = balance(costs, shards, 16384 // shards, where, micro=2)
+        assigned = balance(costs, shards, 16384 // shards, where)
         assert time.process_time() - begin < 1.0
         check(assigned, costs)
 
@@ -170,8 +161,3 @@ def test_many_rows_take_little_time(shards: int) -> None:
 def test_what_cannot_be_is_named(arguments: tuple, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         balance(*arguments)
-
-
-def test_micro_batches_must_divide_the_slots() -> None:
-    with pytest.raises(ValueError, match="capacity = 3 is not a multiple of micro = 2"):
-        balance(np.ones(2), 2, 3, micro=2)

@@ -20,7 +20,14 @@ from yatt_jax.parallel.exchange import (
     program,
 )
 from yatt_jax.parallel.partition import Partition, Split, make_partitions
-from yatt_jax.parallel.process_rows import device_share, from_process_rows, own_values, rows_each, to_process_rows
+from yatt_jax.parallel.process_rows import (
+    device_share,
+    from_process_rows,
+    own_values,
+    plan_own,
+    rows_each,
+    to_process_rows,
+)
 from yatt_jax.parallel.route import factor, find_places, find_route, ranks
 
 FILL = {"tokens": -7, "reward": np.nan, "kept": 0xFF, "ended": True, "absent": None}
@@ -290,7 +297,7 @@ def test_rows_of_a_process_go_and_come_back(rows: int, tensor: int) -> None:
     source[np.random.default_rng(0).permutation(24)[:rows]] = np.arange(rows)
     moved = exchange(spread, plan_exchange(source, each, where), FILL)
     equal(moved, plain(own, source, FILL))
-    returned = own_values({"reward": moved["reward"]}, source, each, where, {"reward": np.nan})
+    returned = own_values({"reward": moved["reward"]}, plan_own(source, each, where), where, {"reward": np.nan})
     np.testing.assert_array_equal(returned["reward"], np.append(own["reward"], np.full(each - rows, np.nan)))
 
 

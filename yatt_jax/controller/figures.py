@@ -12,6 +12,8 @@ import numpy as np
 
 from yatt_jax.controller.hosts import Sums
 from yatt_jax.errors import RunFailure
+from yatt_jax.parallel.balance import Assignment
+from yatt_jax.parallel.fill import Filling
 from yatt_jax.parallel.repartition import Moved
 from yatt_jax.rewards import Scores
 from yatt_jax.rollout.engine import Stats
@@ -77,6 +79,35 @@ def moved_sums(moved: Moved | None) -> Sums:
         "repartition_seconds": (moved.seconds or 0.0, 1),
         "repartition_bytes": (moved.received, None),
         "repartition_peak_bytes": (moved.peak, 1),
+    }
+
+
+def placed_figures(assigned: Assignment, filled: Filling) -> dict[str, float]:
+    """How evenly a step's rows lie on the data shards (largest over mean cost), and how full their packs are."""
+    return {
+        "shard_spread_before": assigned.before,
+        "shard_spread": assigned.after,
+        "rows_moved": assigned.moved / max(1, len(assigned.shard)),
+        "padding": filled.padding,
+        "micro_batches": float(filled.large + filled.small),
+    }
+
+
+def packing_figures(filled: Sequence[Filling], shards: int) -> dict[str, float]:
+    """How full the packs of a step's updates were.
+
+    ``padding`` (share of their tokens), ``micro_batches`` (in an update), ``micro_tokens`` (of a micro-batch on one
+    data shard, without padding) and ``micro_spread`` (largest over mean cost of the shards, summed over micro-batches).
+    """
+    if not filled:
+        return {}
+    tokens, held = sum(one.tokens for one in filled), sum(one.held for one in filled)
+    micro = sum(one.large + one.small for one in filled)
+    return {
+        "padding": 1.0 - tokens / max(1, held),
+        "micro_batches": micro / len(filled),
+        "micro_tokens": tokens / max(1, micro * shards),
+        "micro_spread": sum(one.spread for one in filled) / len(filled),
     }
 
 

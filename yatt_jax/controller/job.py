@@ -18,6 +18,8 @@ from yatt_jax.controller.figures import (
     engine_sums,
     mean_advantages,
     moved_sums,
+    packing_figures,
+    placed_figures,
     rates,
     reward_sums,
     spread,
@@ -40,6 +42,7 @@ from yatt_jax.io.export import save_folder
 from yatt_jax.io.fingerprint import fingerprint
 from yatt_jax.io.model_card import run_card
 from yatt_jax.parallel.local import sampling_group
+from yatt_jax.parallel.pack import Packed
 from yatt_jax.parallel.repartition import SecondLayout, free
 from yatt_jax.report import facts as run_facts
 from yatt_jax.report.console import open_console
@@ -158,10 +161,10 @@ class Job:
             plan.tokenizer,
             plan.rollout,
             rows=min(wanted, max(most, held_out)),
-            prompt_buckets=plan.prompt_buckets,
+            max_prompt_tokens=self.config.data.max_prompt_tokens,
             max_new_tokens=sampling.sampling.max_new_tokens,
             record_kept=plan.record_kept,
-            agree=lambda value: self.hosts.gather("lengths of prompts", value, group),
+            agree=lambda value: self.hosts.gather("slots of the group", value, group),
         )
 
     @property
@@ -225,8 +228,9 @@ class Job:
 
     def score(self, role: str, rollout: Rollout) -> PyTree:
         """A model's scores of placed rows."""
+        assert self._placed is not None
         params = self.states[role].params if role in self.states else self.frozen[role]
-        return self.programs.score[role](params, rollout, self._temperature)
+        return self.programs.score[role](params, Packed(rollout, self._placed.layout), self._temperature)
 
     @property
     def _temperature(self) -> np.float32:
@@ -237,21 +241,19 @@ class Job:
         self._held = sum(leaf.nbytes for leaf in jax.tree.leaves(rollout))
         with self.timeline.phase("exchange"):
             rows, row_rewards, self._placed = self.mover.place(rollout, rewards.total)
-        before, after = self._placed.spread
-        moved = {"shard_spread_before": before, "shard_spread": after, "rows_moved": self._placed.moved}
-        self.record.add(grouped("rollout", moved))
+        self.record.add(grouped("rollout", placed_figures(self._placed.assigned, self._placed.filled)))
         return rows, row_rewards
 
     def prepare(self, rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
         """The algorithm's batch, and facts about the rollout."""
         return self.programs.prepare(rollout, rewards, scores, np.float32(self.kl_coef))
 
-    def minibatches(self, batch: PyTree, step: int) -> Iterator[PyTree]:
+    def minibatches(self, batch: PyTree, step: int) -> Iterator[Packed]:
         """The minibatches of a step: every row once an epoch, in a new order each time."""
         assert self._placed is not None
         yield from self.mover.minibatches(batch, self._placed, step)
 
-    def update(self, role: str, minibatch: PyTree) -> None:
+    def update(self, role: str, minibatch: Packed) -> None:
         """One optimizer step of a role; its metrics stay on the devices until the step is reported."""
         state, metrics = self.programs.update[role](self.states[role], minibatch, self._temperature)
         self.states[role] = state
@@ -275,6 +277,7 @@ class Job:
         *metrics, counters = jax.device_get(([facts], self._updates, states))
         found = to_floats(metrics[0])
         updates = to_floats(metrics[1]) if metrics[1] else {}
+        updates |= packing_figures(self.mover.filled, self.plan.train.row_shards)
         self._updates = []
         found["kl_coef"] = self.kl_coef
         self._adapt(found, self.plan.rows)

@@ -20,9 +20,18 @@ from yatt_jax.models import families
 from yatt_jax.models.build import Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.parallel import memory
+from yatt_jax.parallel.fill import PackShape, pack_shape, rounded
 from yatt_jax.parallel.local import job_devices, sampling_group
 from yatt_jax.parallel.partition import Partition, axis_faults, divisors, make_partitions
 from yatt_jax.rollout.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Room for rows on one data shard: ``slots`` rows, and the packs that they are computed in."""
+
+    slots: int
+    shape: PackShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +50,10 @@ class Plan:
       paths: role -> folder or file its weights come from; "" for fresh weights or another role's.
       record_kept: whether sampling records the support that its filters leave.
       rows: rows of a step.
+      row_tokens: length of all rows' arrays: the longest possible row, rounded up.
       minibatch_rows: rows of a minibatch.
-      micro: micro-batches of a minibatch.
-      score_micro: the same for scoring the whole step.
+      minibatch: room for them.
+      scored: room for all rows of a step, to score them.
       updates: optimizer steps of each role in the whole run.
     """
 
@@ -59,17 +69,11 @@ class Plan:
     paths: dict[str, str]
     record_kept: bool
     rows: int
+    row_tokens: int
     minibatch_rows: int
-    micro: int
-    score_micro: int
+    minibatch: Room
+    scored: Room
     updates: dict[str, int]
-
-    @property
-    def prompt_buckets(self) -> tuple[int, ...]:
-        """Padded prompt lengths: doubling from 32, the last one the limit."""
-        limit = self.config.data.max_prompt_tokens
-        doubling = [32 << i for i in range(32) if 32 << i < limit]
-        return (*doubling, limit)
 
     def memory(self) -> list[memory.Entry]:
         """Bytes a device holds, by role."""
@@ -82,9 +86,9 @@ class Plan:
             found = memory.weights(role, model.abstract, model.shardings(self.train), trained=trained)
             entries += [self._parked(entry) for entry in found]
             if trained:
-                rows = math.ceil(self.minibatch_rows / self.micro / self.train.row_shards)
+                packs = self.minibatch.shape.large
                 chunk = config.train.vocab_chunk if model.kind == "lm" else 0
-                entries += memory.activations(role, shape, rows, tokens, chunk, self.train)
+                entries += memory.activations(role, shape, packs.packs, packs.length, chunk, self.train)
         actor = self.models["actor"]
         if actor.shardings(self.train) != actor.shardings(self.rollout):
             held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
@@ -120,13 +124,14 @@ class Plan:
         lines += [f"  peak in {phase:<8} {held / gib:>9.3f}" for phase, held in memory.peak(entries).items()]
         sampling = config.rollout.sampling
         per_rollout = config.hyper.epochs * config.hyper.minibatches
+        packs = self.minibatch.shape.large
         lines += [
             "",
             f"a step of {config.steps}",
             f"  prompts {config.rollout.prompts} x {config.rollout.samples_per_prompt} samples = {self.rows} rows, "
             f"up to {config.data.max_prompt_tokens} + {sampling.max_new_tokens} tokens each",
-            f"  {per_rollout} updates of {self.minibatch_rows} rows in {self.micro} micro-batches "
-            f"over {self.train.row_shards} data shards",
+            f"  {per_rollout} updates of {self.minibatch_rows} rows in micro-batches of {packs.packs} packs of "
+            f"{packs.length} tokens on each of {self.train.row_shards} data shards",
             f"  train {_split(self.train)}; rollout {_split(self.rollout)}",
         ]
         return "\n".join(lines)
@@ -167,7 +172,7 @@ def make_plan(config: Config) -> Plan:
     rows = config.rollout.prompts * config.rollout.samples_per_prompt
     hyper = config.hyper
     faults = [*_check_axes(models, train, rollout), *_check_lengths(config, hf_config)]
-    faults += [*algo.check(hyper, config.rollout.samples_per_prompt), *_check_metric(config)]
+    faults += [*algo.check(hyper, config.rollout.samples_per_prompt), *_check_metric(config), *_check_budget(config)]
     vocab = models["actor"].config.vocab
     faults += [
         f"config.rollout.sampling.stop_token_ids: {token} is not in the model's vocabulary of {vocab}"
@@ -182,9 +187,6 @@ def make_plan(config: Config) -> Plan:
     if faults:
         raise ConfigError("\n".join(faults))
     minibatch_rows = rows // hyper.minibatches
-    micro_rows = config.train.micro_rows
-    micro = _slices(minibatch_rows, micro_rows, train)
-    score_micro = _slices(rows, config.train.score_rows or micro_rows, train)
     per_rollout = hyper.epochs * hyper.minibatches
     return Plan(
         config=config,
@@ -199,9 +201,10 @@ def make_plan(config: Config) -> Plan:
         paths=paths,
         record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling),
         rows=rows,
+        row_tokens=_row_tokens(config),
         minibatch_rows=minibatch_rows,
-        micro=micro,
-        score_micro=score_micro,
+        minibatch=_room(config, minibatch_rows, 0, train),
+        scored=_room(config, rows, config.train.score_rows, train),
         updates={
             role: max(1, sum(role in algo.trains(hyper, step) for step in range(config.steps)) * per_rollout)
             for role in algo.TRAINS
@@ -209,8 +212,36 @@ def make_plan(config: Config) -> Plan:
     )
 
 
-def _slices(rows: int, rows_a_shard: int, partition: Partition) -> int:
-    return math.ceil(rows / (rows_a_shard * partition.row_shards)) if rows_a_shard else 1
+def _row_tokens(config: Config) -> int:
+    return rounded(config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens)
+
+
+def _room(config: Config, rows: int, budget_rows: int, partition: Partition) -> Room:
+    """Room for ``rows`` rows, in micro-batches of ``budget_rows`` of the longest (0: as ``config.train`` says)."""
+    train, longest, shards = config.train, _row_tokens(config), partition.row_shards
+    # With slots to spare, shards can take as many rows as make their costs even. An empty slot costs next to nothing.
+    slots = rows if shards == 1 else math.ceil(rows * 5 / 4 / shards)
+    budget = (budget_rows or train.micro_rows or slots) * longest
+    if train.micro_tokens and not budget_rows:
+        budget = train.micro_tokens
+    # Nothing of the budget is left unused: packs are as long as the whole number that fits allows.
+    length = train.pack_tokens or max(longest, budget // max(1, budget // longest) // 8 * 8)
+    return Room(slots, pack_shape(budget, length, slots))
+
+
+def _check_budget(config: Config) -> list[str]:
+    """Every row must fit into a pack, and a pack into a micro-batch."""
+    train, longest = config.train, _row_tokens(config)
+    why = "(data.max_prompt_tokens + rollout.sampling.max_new_tokens, rounded up)"
+    faults = [
+        f"config.train.{name} = {value}: the longest possible row needs at least {longest} {why}"
+        for name, value in (("micro_tokens", train.micro_tokens), ("pack_tokens", train.pack_tokens))
+        if 0 < value < longest
+    ]
+    budget = train.micro_tokens or train.micro_rows * longest
+    if not faults and 0 < budget < train.pack_tokens:
+        faults.append(f"config.train.pack_tokens = {train.pack_tokens} is more than a micro-batch's {budget} tokens")
+    return faults
 
 
 def _require_model(config: Config) -> str:

@@ -13,24 +13,25 @@ from yatt_jax.controller.optimizer import make_optimizer
 from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.score import make_forward, make_score
 from yatt_jax.controller.update import update
+from yatt_jax.parallel.pack import Packed
 from yatt_jax.types import Metrics, Params, PyTree, Rollout, TrainState
 
-Update = Callable[[TrainState, PyTree, ArrayLike], tuple[TrainState, Metrics]]
+Update = Callable[[TrainState, Packed, ArrayLike], tuple[TrainState, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Jitted functions; each compiles once for every padded row length.
+    """Jitted functions; each compiles once: rows and packs have the same sizes in every step.
 
     Attributes:
-      score: role -> ``(params, rollout, temperature) -> Logprobs | Values``.
+      score: role -> ``(params, rollout, temperature) -> Logprobs | Values``; the rollout is packed.
       prepare: ``(rollout, rewards, scores, kl_coef) -> batch, metrics``.
-      update: role -> ``(state, minibatch, temperature) -> state, metrics``; the state is donated.
+      update: role -> ``(state, minibatch, temperature) -> state, metrics``; the state is donated, the minibatch packed.
       transforms: role -> optax transformation.
       schedules: role -> learning rate by optimizer step.
     """
 
-    score: dict[str, Callable[[Params, Rollout, ArrayLike], PyTree]]
+    score: dict[str, Callable[[Params, Packed, ArrayLike], PyTree]]
     prepare: Callable[[Rollout, jax.Array, dict[str, PyTree], ArrayLike], tuple[PyTree, Metrics]]
     update: dict[str, Update]
     transforms: dict[str, Any]
@@ -40,13 +41,7 @@ class Programs:
 def make_programs(plan: Plan) -> Programs:
     """Builds the programs of a run; nothing compiles before the first call."""
     config, algo, hyper = plan.config, plan.algo, plan.config.hyper
-    capacity = config.rollout.sampling.max_new_tokens
-    forwards = {
-        role: make_forward(
-            model, vocab_chunk=config.train.vocab_chunk, capacity=capacity, row_shards=plan.train.row_shards
-        )
-        for role, model in plan.models.items()
-    }
+    forwards = {role: make_forward(model, vocab_chunk=config.train.vocab_chunk) for role, model in plan.models.items()}
     optimizers = {"actor": config.actor_optimizer, "critic": config.critic_optimizer}
     made = {role: make_optimizer(optimizers[role], plan.updates[role]) for role in algo.TRAINS}
 
@@ -59,21 +54,20 @@ def make_programs(plan: Plan) -> Programs:
     def make_update(role: str) -> Update:
         forward, loss = forwards[role], algo.LOSSES[role]
 
-        def run(state: TrainState, batch: PyTree, temperature: ArrayLike) -> tuple[TrainState, Metrics]:
+        def run(state: TrainState, packed: Packed, temperature: ArrayLike) -> tuple[TrainState, Metrics]:
             with plan.train.active():
                 return update(
                     state,
-                    batch,
-                    forward=lambda params, rows: forward(params, rows, temperature),
+                    packed,
+                    forward=lambda params, micro: forward(params, micro, temperature),
                     loss=lambda outputs, rows: loss(outputs, rows, hyper),
                     tx=made[role][0],
-                    micro=plan.micro,
                 )
 
         return jax.jit(run, donate_argnums=0)
 
     return Programs(
-        score={role: make_score(forwards[role], plan.train, plan.score_micro) for role in algo.scored_by(hyper)},
+        score={role: make_score(forwards[role], plan.train) for role in algo.scored_by(hyper)},
         prepare=jax.jit(prepare),
         update={role: make_update(role) for role in algo.TRAINS},
         transforms={role: tx for role, (tx, _) in made.items()},

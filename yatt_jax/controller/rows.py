@@ -1,10 +1,9 @@
-"""From each process's rows to arrays over the data shards, and from there to minibatches."""
+"""From each process's rows to arrays over the data shards, and from there to minibatches in packs."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,18 +11,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from yatt_jax.controller.hosts import Hosts
-from yatt_jax.controller.plan import Plan, decoder_shape
-from yatt_jax.parallel.balance import balance, row_costs
+from yatt_jax.controller.plan import Plan, Room, decoder_shape
+from yatt_jax.parallel.balance import Assignment, balance, row_costs
 from yatt_jax.parallel.exchange import Plan as Exchange
 from yatt_jax.parallel.exchange import exchange, home_shards, plan_exchange
-from yatt_jax.parallel.process_rows import from_process_rows, own_values, rows_each
+from yatt_jax.parallel.fill import Filling, fill
+from yatt_jax.parallel.pack import Layout, Packed, place_layout
+from yatt_jax.parallel.process_rows import from_process_rows, own_values, plan_own, rows_each
 from yatt_jax.types import PyTree, Rollout
-
-
-def padded_rows(plan: Plan, rows: int, micro: int) -> int:
-    """Rows of a batch, filled up to a multiple of data shards times micro-batches."""
-    unit = plan.train.row_shards * micro
-    return math.ceil(rows / unit) * unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,31 +26,43 @@ class Placed:
     """Where the rows of a step lie. Rows are numbered over all processes, in the order of their samples.
 
     Attributes:
-      slots: slot of each row in the batch.
+      lengths: tokens of each row.
       costs: estimated cost of each row.
+      assigned: data shard and slot of each row.
+      layout: the packs that they are scored in.
+      filled: what these packs hold.
       source: row of each slot in the processes' own order, or -1 (see ``process_rows.own_values``).
       own_rows: rows of this process.
       room: rows that each process makes room for.
-      spread: largest over mean cost of a data shard, as the rows were sampled and as they lie now.
-      moved: share of the rows that went to another data shard.
     """
 
-    slots: Int[np.ndarray, "B"]
+    lengths: Int[np.ndarray, "B"]
     costs: Float[np.ndarray, "B"]
+    assigned: Assignment
+    layout: Layout
+    filled: Filling
     source: Int[np.ndarray, "S"]
     own_rows: int
     room: int
-    spread: tuple[float, float]
-    moved: float
+
+    @property
+    def slots(self) -> Int[np.ndarray, "B"]:
+        """Slot of each row in the batch."""
+        return self.assigned.shard.astype(np.int64) * self.assigned.capacity + self.assigned.slot
 
 
 class Mover:
-    """Moves rows between the devices of a job; remembers its exchanges so that they compile once."""
+    """Moves rows between the devices of a job; remembers its exchanges so that they compile once.
+
+    Attributes:
+      filled: what the packs of each minibatch since the last ``place`` held.
+    """
 
     def __init__(self, plan: Plan, hosts: Hosts):
         self._plan, self._hosts = plan, hosts
         self._shape = decoder_shape(plan.models["actor"].config)
         self._like: dict[str, Exchange] = {}
+        self.filled: list[Filling] = []
 
     def place(self, rollout: Rollout, rewards: np.ndarray) -> tuple[Rollout, jax.Array, Placed]:
         """Brings the rows of all processes to the data shards, with even cost, filled up with rows of zero weight.
@@ -71,63 +78,82 @@ class Mover:
           reward NaN.
         """
         plan, train = self._plan, self._plan.train
-        lengths = np.sum(rollout.inputs.segments > 0, axis=1)
-        agreed = self._hosts.gather("rows of a step", [lengths.tolist(), rollout.inputs.tokens.shape[1]])
-        counts = [len(theirs) for theirs, _ in agreed]
+        self.filled = []
+        own = np.sum(rollout.inputs.segments > 0, axis=1)
+        agreed = self._hosts.gather("rows of a step", own.tolist())
+        counts = [len(theirs) for theirs in agreed]
         room = rows_each(max(counts), train)
         numbers = np.concatenate([process * room + np.arange(count) for process, count in enumerate(counts)])
-        costs = row_costs(np.concatenate([np.asarray(theirs, np.int64) for theirs, _ in agreed]), self._shape)
-        total, places = room * len(counts), padded_rows(plan, len(costs), plan.score_micro)
-        assigned = balance(
-            costs,
-            train.row_shards,
-            places // train.row_shards,
-            home_shards(total, train)[numbers],
-            micro=plan.score_micro,
-        )
+        lengths = np.concatenate([np.asarray(theirs, np.int64) for theirs in agreed])
+        costs, total = row_costs(lengths, self._shape), room * len(counts)
+        assigned = balance(costs, train.row_shards, plan.scored.slots, home_shards(total, train)[numbers])
         source = assigned.source(numbers)
-        tree = (widen(rollout, max(width for _, width in agreed)), np.asarray(rewards, np.float32))
-        fill = (jax.tree.map(lambda _: 0, rollout), np.nan)
+        tree = (fit(rollout, plan.row_tokens), np.asarray(rewards, np.float32))
+        fill_up = (jax.tree.map(lambda _: 0, rollout), np.nan)
         move = self._plan_exchange("place", source, total, layout="devices")
-        rows, row_rewards = exchange(from_process_rows(tree, room, train), move, fill)
-        slots = assigned.shard.astype(np.int64) * assigned.capacity + assigned.slot
+        rows, row_rewards = exchange(from_process_rows(tree, room, train), move, fill_up)
+        filled = self._fill(lengths, costs, assigned, plan.scored)
         placed = Placed(
-            slots=slots,
+            lengths=lengths,
             costs=costs,
+            assigned=assigned,
+            layout=place_layout(filled, plan.scored.shape, train),
+            filled=filled,
             source=source,
             own_rows=counts[self._hosts.process],
             room=room,
-            spread=(assigned.before, assigned.after),
-            moved=assigned.moved / len(costs),
         )
         return rows, row_rewards, placed
 
-    def minibatches(self, batch: PyTree, placed: Placed, step: int) -> Iterator[PyTree]:
-        """The minibatches of a step: every row once an epoch, in a new order each time.
+    def minibatches(self, batch: PyTree, placed: Placed, step: int) -> Iterator[Packed]:
+        """The minibatches of a step in packs: every row once an epoch, in a new order each time.
 
         Which rows a minibatch has depends on seed, step and epoch alone, not on devices or processes; where they lie
         follows their cost.
         """
         plan, total = self._plan, len(placed.source)
-        shards = plan.train.row_shards
-        capacity = padded_rows(plan, plan.minibatch_rows, plan.micro) // shards
+        shards, room = plan.train.row_shards, plan.minibatch
+        home = placed.slots // (total // shards)
         for rows in minibatch_rows(plan, step):
-            slots = placed.slots[rows]
-            assigned = balance(placed.costs[rows], shards, capacity, slots // (total // shards), micro=plan.micro)
-            source = assigned.source(slots)
-            if np.array_equal(source, np.arange(total)):
-                yield batch
+            if len(rows) == len(placed.costs):  # all of them: they stay where they are
+                moved, assigned = batch, placed.assigned
             else:
-                yield exchange(batch, self._plan_exchange("minibatch", source, total, layout="rows"))
+                assigned = balance(placed.costs[rows], shards, room.slots, home[rows])
+                source = assigned.source(placed.slots[rows])
+                moved = exchange(batch, self._plan_exchange("minibatch", source, total, layout="rows"))
+            self.filled.append(self._fill(placed.lengths[rows], placed.costs[rows], assigned, room))
+            yield Packed(moved, place_layout(self.filled[-1], room.shape, plan.train))
+
+    def _fill(self, lengths: np.ndarray, costs: np.ndarray, assigned: Assignment, room: Room) -> Filling:
+        return fill(lengths, costs, assigned.shard, assigned.slot, assigned.shards, assigned.capacity, room.shape)
 
     def own(self, values: jax.Array, placed: Placed) -> np.ndarray:
         """What this process's rows got: its part of an array with a value for each slot."""
-        return own_values(values, placed.source, placed.room, self._plan.train)[: placed.own_rows]
+        train = self._plan.train
+        back = self._remembered("own", lambda like: plan_own(placed.source, placed.room, train, like))
+        return own_values(values, back, train)[: placed.own_rows]
 
     def _plan_exchange(self, kind: str, source: np.ndarray, rows: int, *, layout: Any) -> Exchange:
-        move = plan_exchange(source, rows, self._plan.train, layout=layout, like=self._like.get(kind))
-        self._like[kind] = move
-        return move
+        train = self._plan.train
+        return self._remembered(kind, lambda like: plan_exchange(source, rows, train, layout=layout, like=like))
+
+    def _remembered(self, kind: str, make: Callable[[Exchange | None], Exchange]) -> Exchange:
+        """An exchange like the last one of its kind. The first gets twice the room that it needs, so that the lengths
+        of later steps compile nothing.
+        """
+        like = self._like.get(kind)
+        if like is None:
+            first = make(None)
+            shapes = first.shapes
+            idle = not any(shapes.blocks)
+            blocks = tuple(
+                1 if idle and size > 1 and stage < len(shapes.digits) - 1 else 2 * block
+                for stage, (size, block) in enumerate(zip(shapes.digits, shapes.blocks, strict=True))
+            )
+            gathered = 2 * shapes.gathered if all(shapes.shared) else shapes.gathered
+            like = dataclasses.replace(first, shapes=dataclasses.replace(shapes, blocks=blocks, gathered=gathered))
+        self._like[kind] = make(like)
+        return self._like[kind]
 
 
 def minibatch_rows(plan: Plan, step: int) -> Iterator[Int[np.ndarray, "b"]]:
@@ -138,15 +164,16 @@ def minibatch_rows(plan: Plan, step: int) -> Iterator[Int[np.ndarray, "b"]]:
         yield from (np.sort(rows) for rows in np.split(order, hyper.minibatches))
 
 
-def widen(rollout: Rollout, width: int) -> Rollout:
-    """Pads rows on the right, so that those of all processes are of one length."""
+def fit(rollout: Rollout, width: int) -> Rollout:
+    """Rows in arrays of this length, so that those of all processes and steps are of one; no row is longer."""
     missing = width - rollout.inputs.tokens.shape[1]
     if not missing:
         return rollout
 
-    def pad(x: np.ndarray, value: int = 0) -> np.ndarray:
-        return np.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
+    def change(x: np.ndarray, value: int = 0) -> np.ndarray:
+        more = [(0, 0), (0, max(missing, 0))] + [(0, 0)] * (x.ndim - 2)
+        return np.pad(x, more, constant_values=value)[:, :width]
 
-    wide: Any = jax.tree.map(lambda x: pad(x) if x.ndim > 1 else x, dataclasses.replace(rollout, kept=None))
+    other: Any = jax.tree.map(lambda x: change(x) if x.ndim > 1 else x, dataclasses.replace(rollout, kept=None))
     # Outside the response nothing was filtered: all bits set, as in ``rollout.assemble``.
-    return wide if rollout.kept is None else dataclasses.replace(wide, kept=pad(np.asarray(rollout.kept), 0xFF))
+    return other if rollout.kept is None else dataclasses.replace(other, kept=change(np.asarray(rollout.kept), 0xFF))

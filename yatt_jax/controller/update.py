@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from yatt_jax.parallel.pack import Micro, Packed, fold
 from yatt_jax.parallel.partition import Partition, constrain
 from yatt_jax.types import Max, Metrics, Params, PyTree, Ratio, TrainState
 
@@ -29,8 +30,8 @@ def update(
     """Takes one optimizer step. Call it inside ``jax.jit``, with the state donated and the partition active.
 
     The gradient is ``sum(d total) / sum(weight)`` over all rows, accumulated in float32 and divided once: it is the
-    same for every number of micro-batches and devices. Rows are padded with zeros to a multiple of ``micro``; a batch
-    type must give rows of zeros no weight.
+    same for every number of micro-batches and devices. A batch type must give rows of zeros no weight: micro-batches
+    are filled up with them.
 
     When loss or gradient is not finite, parameters, optimizer state and step stay as they are, ``skipped`` and
     ``skipped_in_row`` grow by one, and the metrics of the step carry no data. A batch without weight (every row masked)
@@ -38,25 +39,27 @@ def update(
 
     Args:
       state: what to step.
-      batch: a tree of arrays with a leading row axis.
-      forward: ``(params, rows) -> outputs``.
+      batch: a tree of arrays with a leading row axis, or such rows in packs, which bring their micro-batches along.
+      forward: ``(params, rows) -> outputs``; of packed rows it gets the ``Micro`` and gives the outputs of its rows.
       loss: ``(outputs, rows) -> (Ratio, metrics)``; sums and weights, not means. Weights must not depend on parameters.
       tx: the optimizer.
-      micro: number of micro-batches.
+      micro: number of micro-batches of rows that are not packed.
 
     Returns:
       The new state, and the loss's metrics with ``loss``, ``grad_norm`` (before clipping) and ``skipped`` (0 or 1).
     """
 
     def total(params: Params, rows: PyTree) -> tuple[jax.Array, tuple[Ratio, Metrics]]:
-        value, metrics = loss(forward(params, rows), rows)
+        value, metrics = loss(forward(params, rows), rows.rows if isinstance(rows, Micro) else rows)
         return value.total, (value, metrics)
 
     def part(rows: PyTree) -> tuple[PyTree, Ratio, Metrics]:
         grads, (value, metrics) = jax.grad(total, has_aux=True)(state.params, rows)
         return jax.tree.map(lambda g: g.astype(jnp.float32), grads), value, metrics
 
-    if micro == 1:
+    if isinstance(batch, Packed):
+        grads, value, metrics = _accumulate_packed(part, state.params, batch)
+    elif micro == 1:
         grads, value, metrics = part(batch)
     else:
         grads, value, metrics = _accumulate(part, state.params, split_micro(batch, micro))
@@ -98,6 +101,25 @@ def _accumulate(
     return grads, total(values), joined
 
 
+def _accumulate_packed(
+    part: Callable[[Micro], tuple[PyTree, Ratio, Metrics]], params: Params, packed: Packed
+) -> tuple[PyTree, Ratio, Metrics]:
+    """The same over packs. How many micro-batches there are is data: another number compiles nothing."""
+
+    def step(rows: Micro, so_far: tuple[PyTree, Ratio, Metrics]) -> tuple[PyTree, Ratio, Metrics]:
+        grads, value, metrics = part(rows)
+        added = {name: so_far[2][name] + metric for name, metric in metrics.items()}
+        return jax.tree.map(jnp.add, so_far[0], grads), so_far[1] + value, added
+
+    def none(metric: Ratio | Max) -> Ratio | Max:
+        return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf if isinstance(metric, Max) else 0, x.dtype), metric)
+
+    _, value, metrics = jax.eval_shape(lambda: part(packed.first()))
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    start = zeros, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), value), {k: none(m) for k, m in metrics.items()}
+    return fold(packed, step, start)
+
+
 def _choose(condition: jax.Array, new: Tree, old: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
@@ -123,17 +145,6 @@ def split_micro(rows: PyTree, micro: int) -> PyTree:
         return constrain(x, None, "rows", *[None] * (x.ndim - 2))
 
     return jax.tree.map(cut, rows)
-
-
-def join_micro(slices: PyTree, rows: int) -> PyTree:
-    """Undoes ``split_micro``: ``[micro, b, ...]`` to ``[rows, ...]``, without the padding."""
-
-    def join(x: jax.Array) -> jax.Array:
-        x = jnp.swapaxes(x, 0, 1)
-        x = x.reshape(-1, *x.shape[2:])[:rows]
-        return constrain(x, "rows", *[None] * (x.ndim - 1))
-
-    return jax.tree.map(join, slices)
 
 
 def state_shardings(

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
+from yatt_jax.ops.chunks import chunked, joined
 from yatt_jax.ops.select import unpack_kept
 from yatt_jax.parallel.partition import constrain
-from yatt_jax.types import Logprobs
+from yatt_jax.types import Logprobs, PyTree
 
 _REMOVED = -1e30  # logit of an entry that the filters removed; finite, so that 0 * logit is 0
 
@@ -71,11 +72,16 @@ def logprobs_from_hidden(
         order = jnp.argsort(~wanted, axis=1, stable=True)[:, :capacity]  # wanted tokens first, in their order
         hidden, tokens = _pick(hidden, order), _pick(tokens, order)
         kept = None if kept is None else _pick(kept, order)
-    per_row = max(1, chunk * row_shards // tokens.shape[0])
-    scale = jnp.asarray(temperature, jnp.float32)
-    matrix = constrain(matrix.astype(hidden.dtype), "act_vocab", None)  # gathered once, and not in every chunk
-    scores: Sequence[jax.Array] = _scores_with_derivative(
-        per_row, row_shards if tokens.shape[0] % row_shards == 0 else 1, softcap, hidden, matrix, tokens, kept, scale
+    scores: Sequence[jax.Array] = token_scores(
+        hidden,
+        matrix,
+        tokens,
+        count=jnp.max(jnp.sum(wanted, axis=1), initial=0) if capacity else tokens.shape[1],
+        temperature=temperature,
+        softcap=softcap,
+        kept=kept,
+        chunk=max(1, chunk * row_shards // max(1, tokens.shape[0])),
+        row_shards=row_shards,
     )
     if capacity is not None:
         rank = jnp.cumsum(wanted, axis=1) - 1
@@ -84,27 +90,48 @@ def logprobs_from_hidden(
     return Logprobs(*(jnp.pad(jnp.where(wanted, x, 0.0), ((0, 0), (1, 0))).reshape(*lead, T) for x in scores))
 
 
+def token_scores(
+    hidden: Float[Array, "B S D"],
+    matrix: Float[Array, "V D"],
+    tokens: Int[Array, "B S"],
+    *,
+    count: Int[Array, ""] | int,
+    temperature: Float[Array, ""] | float,
+    softcap: float = 0.0,
+    kept: UInt8[Array, "B S V8"] | None = None,
+    chunk: int = 512,
+    row_shards: int = 1,
+) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
+    """Log-probability and entropy of tokens whose hidden states stand beside them; see ``logprobs_from_hidden``.
+
+    Args:
+      hidden: ``hidden[:, s]`` predicts ``tokens[:, s]``.
+      matrix: output matrix.
+      tokens: token ids.
+      count: how many tokens of every row are wanted, the first ones; may be traced. Chunks beyond cost nothing; what
+        stands there is 0, or a score that nobody asked for.
+      temperature: divides the logits; may be traced.
+      softcap: see there.
+      kept: support of each token as bits.
+      chunk: tokens of each row whose logits exist at a time.
+      row_shards: number of parts the rows are split into over devices.
+    """
+    scale = jnp.asarray(temperature, jnp.float32)
+    matrix = constrain(matrix.astype(hidden.dtype), "act_vocab", None)  # gathered once, and not in every chunk
+    shards = row_shards if tokens.shape[0] % row_shards == 0 else 1
+    wanted = jnp.asarray(count, jnp.int32)
+    return _scores_with_derivative(chunk, shards, softcap, hidden, matrix, tokens, kept, scale, wanted)
+
+
 def _pick(x: jax.Array, index_BS: jax.Array) -> jax.Array:
     """Entries of each row along its second axis."""
     return jnp.take_along_axis(x, index_BS.reshape(index_BS.shape + (1,) * (x.ndim - 2)), axis=1)
 
 
-def _chunks(x: jax.Array, per_row: int) -> jax.Array:
-    """``[B, S, ...]`` to ``[chunks, B c, ...]``, padded with zeros, with the fewest chunks of about equal size.
-
-    Rows and their tokens become one dimension, rows first: products and their gradients are then plain matrix products.
-    """
-    B, S = x.shape[:2]
-    count = -(-S // per_row)
-    size = -(-S // count)
-    x = jnp.pad(x, [(0, 0), (0, count * size - S)] + [(0, 0)] * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(B, count, size, *x.shape[2:]), 1, 0).reshape(count, B * size, *x.shape[2:])
-
-
-def _join(x: jax.Array, rows: int, size: int) -> jax.Array:
-    """Undoes ``_chunks``: ``[chunks, B c, ...]`` to ``[B, S, ...]``."""
-    x = jnp.moveaxis(x.reshape(x.shape[0], rows, -1, *x.shape[2:]), 0, 1)
-    return x.reshape(rows, -1, *x.shape[3:])[:, :size]
+def _trips(parts: PyTree, rows: int, count: jax.Array) -> jax.Array:
+    """Chunks that hold the first ``count`` tokens of every row."""
+    chunks, size = jax.tree.leaves(parts)[0].shape[:2]
+    return jnp.minimum(-(-count // (size // rows)), chunks)
 
 
 def _logits(
@@ -134,6 +161,7 @@ def _scores(
     tokens_BS: jax.Array,
     kept_BSW: jax.Array | None,
     scale: jax.Array,
+    count: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities and entropies ``[B, S]``; ``hidden_BSD[:, s]`` predicts ``tokens_BS[:, s]``."""
     del shards  # of interest to the derivative alone
@@ -148,21 +176,30 @@ def _scores(
         logprobs = jnp.sum(jnp.where(hit, z - top, 0.0), axis=-1) - log_total
         return logprobs, log_total - jnp.sum(e * (z - top), axis=-1) / total
 
-    parts = jax.tree.map(lambda x: _chunks(x, per_row), (hidden_BSD, tokens_BS, kept_BSW))
-    logprobs, entropy = jax.lax.map(one, parts)
-    return _join(logprobs, *tokens_BS.shape), _join(entropy, *tokens_BS.shape)
+    parts = jax.tree.map(lambda x: chunked(x, per_row), (hidden_BSD, tokens_BS, kept_BSW))
+
+    def step(i, so_far):
+        found = one(jax.tree.map(lambda x: x[i], parts))
+        return tuple(buffer.at[i].set(x) for buffer, x in zip(so_far, found, strict=True))
+
+    nothing = jnp.zeros(parts[1].shape, jnp.float32)
+    trips = _trips(parts, tokens_BS.shape[0], count)
+    logprobs, entropy = jax.lax.fori_loop(0, trips, step, (nothing, nothing))
+    return joined(logprobs, *tokens_BS.shape), joined(entropy, *tokens_BS.shape)
 
 
-def _scores_forward(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale):
-    logprobs, entropy = _scores(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale)
-    return (logprobs, entropy), (hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs, entropy)
+def _scores_forward(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, count):
+    logprobs, entropy = _scores(per_row, shards, softcap, hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, count)
+    return (logprobs, entropy), (hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, count, logprobs, entropy)
 
 
 def _scores_backward(per_row, shards, softcap, saved, cotangents):
     """With p = softmax(z) and H the entropy: d logprob / dz = hit - p, and dH / dz = -p (log p + H)."""
-    hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, logprobs_BS, entropy_BS = saved
+    hidden_BSD, matrix_VD, tokens_BS, kept_BSW, scale, count, logprobs_BS, entropy_BS = saved
 
-    def one(d_matrix_RVD, xs):
+    def step(i, so_far):
+        d_matrix_RVD, d_hiddens = so_far
+        xs = jax.tree.map(lambda x: x[i], parts)
         hidden, tokens, kept, logprobs, entropy, d_logprobs, d_entropy = xs
         z, hit, slope = _logits(softcap, hidden, matrix_VD, tokens, kept, scale)
         # log p without a second reduction: the token's own logit minus its log-probability is logsumexp(z).
@@ -174,15 +211,16 @@ def _scores_backward(per_row, shards, softcap, saved, cotangents):
         d_hidden = dz @ matrix_VD
         dz, hidden = (x.reshape(shards, -1, *x.shape[1:]) for x in (dz, hidden))
         share_RVD = jnp.einsum("rnv,rnd->rvd", dz, hidden, preferred_element_type=jnp.float32)
-        return constrain(d_matrix_RVD + share_RVD, "rows", "act_vocab", None), d_hidden
+        return constrain(d_matrix_RVD + share_RVD, "rows", "act_vocab", None), d_hiddens.at[i].set(d_hidden)
 
     per_token = (hidden_BSD, tokens_BS, kept_BSW, logprobs_BS, entropy_BS, *cotangents)
-    parts = jax.tree.map(lambda x: _chunks(x, per_row), per_token)
+    parts = jax.tree.map(lambda x: chunked(x, per_row), per_token)
     start = constrain(jnp.zeros((shards, *matrix_VD.shape), jnp.float32), "rows", "act_vocab", None)
-    d_matrix_RVD, d_hidden = jax.lax.scan(one, start, parts)
+    trips = _trips(parts, tokens_BS.shape[0], count)
+    d_matrix_RVD, d_hidden = jax.lax.fori_loop(0, trips, step, (start, jnp.zeros_like(parts[0])))
     d_matrix = jnp.sum(d_matrix_RVD, axis=0)
-    d_hidden = _join(d_hidden, *tokens_BS.shape)
-    return d_hidden, d_matrix.astype(matrix_VD.dtype), None, None, jnp.zeros_like(scale)
+    d_hidden = joined(d_hidden, *tokens_BS.shape)
+    return d_hidden, d_matrix.astype(matrix_VD.dtype), None, None, jnp.zeros_like(scale), None
 
 
 _scores_with_derivative = jax.custom_vjp(_scores, nondiff_argnums=(0, 1, 2))

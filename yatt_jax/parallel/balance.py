@@ -79,7 +79,6 @@ def balance(
     capacity: int,
     home: Int[np.ndarray, "B"] | None = None,
     *,
-    micro: int = 1,
     tolerance: float = 0.02,
 ) -> Assignment:
     """Gives every row a shard and a slot, with even cost over the shards and few rows moved.
@@ -89,15 +88,13 @@ def balance(
     dearest shard and a cheap one follow until no shard is above the mean (or above what the dearest row alone forces)
     by more than ``tolerance``, or nothing helps.
 
-    Slots serve micro-batches that take every ``micro``-th slot (slice m the slots m, m + micro, ...): the rows of a
-    shard are dealt out over its slices in the same way, so that slices have even cost, too.
+    Within a shard, slots follow cost, the dearest row first.
 
     Args:
       costs: what each row costs, in any unit, not negative.
       shards: number of data shards.
-      capacity: rows that fit in a shard, a multiple of ``micro``.
+      capacity: rows that fit in a shard.
       home: shard where each row lies.
-      micro: micro-batches that the slots of a shard are split into.
       tolerance: how far above the mean a shard may stay.
 
     Returns:
@@ -107,10 +104,8 @@ def balance(
       ValueError: more rows than slots, a cost that is negative or not finite, or a home that does not exist.
     """
     costs = np.asarray(costs, np.float64)
-    _check(costs, shards, capacity, home, micro)
-    rows = len(costs)
-    dearest = costs.max(initial=0.0)
-    weights = np.rint(costs * (RESOLUTION / dearest)).astype(np.int64) if dearest > 0 else np.zeros(rows, np.int64)
+    _check(costs, shards, capacity, home)
+    rows, weights = len(costs), whole_weights(costs)
     block = max(1, -(-rows // shards))
     begin = np.arange(rows) // block if home is None else np.asarray(home, np.int64)
     table = _Table(weights, shards, capacity)
@@ -122,7 +117,7 @@ def balance(
     shard = table.shard_of()
     return Assignment(
         shard=shard.astype(np.int32),
-        slot=_slots(weights, shard, shards, capacity, micro).astype(np.int32),
+        slot=_slots(weights, shard).astype(np.int32),
         shards=shards,
         capacity=capacity,
         before=_spread(weights, begin, shards),
@@ -131,13 +126,19 @@ def balance(
     )
 
 
-def _check(costs: np.ndarray, shards: int, capacity: int, home: np.ndarray | None, micro: int) -> None:
+def whole_weights(costs: Float[np.ndarray, "B"]) -> Int[np.ndarray, "B"]:
+    """Costs as whole numbers of up to ``RESOLUTION``, so that no sum depends on its order or on the machine."""
+    dearest = costs.max(initial=0.0)
+    if dearest <= 0:
+        return np.zeros(len(costs), np.int64)
+    return np.rint(costs * (RESOLUTION / dearest)).astype(np.int64)
+
+
+def _check(costs: np.ndarray, shards: int, capacity: int, home: np.ndarray | None) -> None:
     if costs.ndim != 1 or not np.all(np.isfinite(costs)) or np.any(costs < 0):
         raise ValueError(f"costs are one finite number >= 0 a row, and these are {costs.dtype}{list(costs.shape)}")
     if len(costs) > shards * capacity:
         raise ValueError(f"{len(costs)} rows do not fit in {shards} shards of {capacity}; raise capacity")
-    if micro < 1 or capacity % micro:
-        raise ValueError(f"capacity = {capacity} is not a multiple of micro = {micro}; raise it to the next one")
     if home is not None:
         home = np.asarray(home)
         if home.shape != costs.shape or np.any(home < 0) or np.any(home >= shards):
@@ -258,18 +259,9 @@ def _rank(keys: np.ndarray) -> np.ndarray:
     return np.arange(len(keys)) - np.searchsorted(keys, keys, side="left")
 
 
-def _slots(weights: np.ndarray, shard: np.ndarray, shards: int, capacity: int, micro: int) -> np.ndarray:
-    """Slots within the shards; all shards at once, dearest rows first, each to the cheapest slice with room."""
+def _slots(weights: np.ndarray, shard: np.ndarray) -> np.ndarray:
+    """Slots within the shards, the dearest rows first."""
     order = np.lexsort((np.arange(len(shard)), -weights, shard))
-    rank = _rank(shard[order])
     slot = np.empty(len(shard), np.int64)
-    load, used = np.zeros((shards, micro), np.int64), np.zeros((shards, micro), np.int64)
-    by_rank = np.argsort(rank, kind="stable")
-    for chosen in np.split(by_rank, np.cumsum(np.bincount(rank))[:-1]) if len(rank) else []:
-        rows = order[chosen]
-        s = shard[rows]
-        slices = np.argmin(np.where(used[s] < capacity // micro, load[s], np.iinfo(np.int64).max), axis=1)
-        slot[rows] = slices + micro * used[s, slices]
-        used[s, slices] += 1
-        load[s, slices] += weights[rows]
+    slot[order] = _rank(shard[order])
     return slot

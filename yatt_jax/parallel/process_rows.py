@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from yatt_jax.parallel.exchange import every_device, exchange, plan_exchange
+from yatt_jax.parallel.exchange import Plan, every_device, exchange, plan_exchange
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.types import PyTree
 
@@ -118,29 +118,32 @@ def to_process_rows(tree: PyTree, partition: Partition) -> PyTree:
     return jax.tree.map(read, tree)
 
 
-def own_values(
-    tree: PyTree, source: Int[np.ndarray, "S"], rows: int, partition: Partition, missing: PyTree | None = None
-) -> PyTree:
-    """Brings results of exchanged rows back to the processes whose rows they are, in those rows' order.
+def plan_own(source: Int[np.ndarray, "S"], rows: int, partition: Partition, like: Plan | None = None) -> Plan:
+    """The exchange that brings results of exchanged rows back to the processes whose rows they are.
 
     Args:
-      tree: small arrays ``[S, ...]`` with a result for each slot, split over the data shards (``partition.rows``).
       source: row of each slot, or -1, as given to ``plan_exchange``; the last slot of a row counts.
-      rows: rows of each process, as given to ``from_process_rows``.
+      rows: rows of each process, at least 1, as given to ``from_process_rows``.
       partition: the partition of the exchange.
-      missing: the same tree with the number that rows without a slot get; 0 everywhere by default.
-
-    Returns:
-      Host arrays ``[rows, ...]``.
+      like: an earlier plan, see ``plan_exchange``.
     """
-    if not rows:
-        return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), tree)
     total = partition.mesh.size // device_share(partition.mesh) * rows
     source = np.asarray(source, np.int64)
     slots = np.full(total, -1, np.int64)
     filled = np.flatnonzero(source >= 0)
     slots[source[filled]] = filled
-    plan = plan_exchange(slots, len(source), partition, layout="rows", target="devices")
+    return plan_exchange(slots, len(source), partition, layout="rows", target="devices", like=like)
+
+
+def own_values(tree: PyTree, plan: Plan, partition: Partition, missing: PyTree | None = None) -> PyTree:
+    """Results of this process's rows, in those rows' order: host arrays ``[rows, ...]``.
+
+    Args:
+      tree: small arrays ``[S, ...]`` with a result for each slot, split over the data shards (``partition.rows``).
+      plan: from ``plan_own``.
+      partition: the partition of the exchange.
+      missing: the same tree with the number that rows without a slot get; 0 everywhere by default.
+    """
     return to_process_rows(exchange(tree, plan, missing), partition)
 
 
