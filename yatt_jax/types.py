@@ -165,6 +165,15 @@ class LogitsAt:
     logprobs: Float[Array, "*B T"]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Divergences:
+    """How far a language model is from its teacher at each token, in nats, and its log-probability of token t."""
+
+    divergence: Float[Array, "*B T"]
+    logprobs: Float[Array, "*B T"]
+
+
 # Rows that data gives offline algorithms. In all of them ``weight`` is 1 for a row of data (or its share in the mean)
 # and 0 for padding, which is zeros throughout and adds exactly 0 to losses and metrics. Rows are padded on the right,
 # and hold one document each unless said otherwise.

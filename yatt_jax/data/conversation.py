@@ -62,7 +62,7 @@ def parse_prompt(record: Record, *, wrap: bool) -> Conversation:
     if not isinstance(value, list) or name == "text":
         expected = {"prompt": "a string or a list of turns", "messages": "a list of turns", "text": "a string"}[name]
         raise DataError(f"{where}: expected {expected}, found {json_type(value)}")
-    turns = [_turn(turn, f"{where}, turn {i + 1}") for i, turn in enumerate(value)]
+    turns = [parse_turn(turn, f"{where}, turn {i + 1}") for i, turn in enumerate(value)]
     if name == "messages" and turns and turns[-1]["role"] == "assistant":
         answer = turns.pop()["content"]
         fields.setdefault("reference", answer)
@@ -71,7 +71,12 @@ def parse_prompt(record: Record, *, wrap: bool) -> Conversation:
     return Conversation(turns, "", fields, record.source)
 
 
-def _turn(turn: Any, where: str) -> Turn:
+def parse_turn(turn: Any, where: str) -> Turn:
+    """A turn with its content as a string; fields that are null are left out.
+
+    Raises:
+      DataError: no role, or a content that is not text; the message begins with ``where``.
+    """
     if not isinstance(turn, dict):
         raise DataError(f'{where}: expected {{"role", "content"}}, found {json_type(turn)}')
     role = turn.get("role")
