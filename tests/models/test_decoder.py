@@ -109,7 +109,7 @@ def test_layers_one_by_one_equal_the_scan(lm, full):
         module = model.bind(params)
         caches = tuple(Cache.zeros(dataclasses.replace(CONFIG, layers=1, windows=(0,), rope_of_layer=(0,)), B, T)
                        for _ in range(CONFIG.layers))  # fmt: skip
-        return module(inputs, caches, None, module.decoder.unstacked())[0]
+        return module(inputs, caches, None, module.decoder.blocks(module.decoder.unstack()))[0]
 
     np.testing.assert_allclose(run(params, row_inputs(TOKENS)), full[1], atol=1e-5)
 

@@ -123,7 +123,7 @@ class Encoder:
         self._renderer = Renderer(
             tokenizer, prefix=raw_prefix(tokenizer), system=config.system, template_kwargs=config.template_kwargs
         )
-        self._stops = np.array(stop_token_ids(tokenizer))
+        self._stops = np.array(stop_token_ids(tokenizer, template_kwargs=config.template_kwargs))
         self._width: tuple[int, str] | None = None
 
     @property

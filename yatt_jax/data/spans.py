@@ -106,11 +106,19 @@ class Renderer:
         whole, marked = self._apply(turns, chat.source)
         found = self._marked(turns, learned, marked) if markers and self._has_markers() else None
         spans = found if found is not None else [self._added(turns, i, whole, chat.source) for i in learned]
+        end = self._answer_end(turns, whole, spans[-1][0] if learn[-1] else None, chat.source)
         spans = [self._after_label(whole, span, labels[i], chat.source) for span, i in zip(spans, learned, strict=True)]
-        last = str(turns[-1]["content"]).strip()
-        begin = max(whole.rfind(last), spans[-1][0] if learn[-1] else 0)
-        end = begin + len(last) if last else begin
-        return Rendered(whole, spans, chat.source, end if turns[-1]["role"] == "assistant" else None)
+        return Rendered(whole, spans, chat.source, end)
+
+    def _answer_end(self, turns: Sequence[Turn], whole: str, begin: int | None, source: str) -> int | None:
+        """Where the text of a last turn by the assistant ends; ``begin`` is where it begins, if that is known."""
+        if turns[-1]["role"] != "assistant":
+            return None
+        text = str(turns[-1]["content"]).strip()
+        if begin is None:
+            before = self._apply(turns[:-1], source, ask=True)[0] if len(turns) > 1 else ""
+            begin = len(before) if whole.startswith(before) else whole.rfind(text)
+        return max(whole.find(text, begin), begin) + len(text)
 
     def _has_markers(self) -> bool:
         return bool(_MARKER.search(self._tokenizer.get_chat_template()))

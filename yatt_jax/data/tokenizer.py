@@ -134,7 +134,11 @@ def raw_prefix(tokenizer: PreTrainedTokenizerFast) -> str:
     return str(begin) if tokenizer("a", verbose=False)["input_ids"][0] == tokenizer.bos_token_id else ""
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerFast, folder: str | Path | None = None) -> tuple[int, ...]:
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerFast,
+    folder: str | Path | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
     """Every token that ends a response, ascending.
 
     They are the end tokens of the model's ``generation_config.json`` (of ``config.json`` where that names none), the
@@ -143,6 +147,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerFast, folder: str | Path | None
     Args:
       tokenizer: the model's.
       folder: the model's folder; None where there is none.
+      template_kwargs: further variables of the chat template.
 
     Raises:
       DataError: a damaged file in the folder.
@@ -158,19 +163,19 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerFast, folder: str | Path | None
             stops.update(found if isinstance(found, list) else [] if found is None else [found])
     if isinstance(tokenizer.eos_token_id, int):
         stops.add(tokenizer.eos_token_id)
-    end_of_turn = _end_of_turn(tokenizer)
+    end_of_turn = _end_of_turn(tokenizer, template_kwargs or {})
     if end_of_turn is not None:
         stops.add(end_of_turn)
     return tuple(sorted(stops))
 
 
-def _end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int | None:
+def _end_of_turn(tokenizer: PreTrainedTokenizerFast, template_kwargs: Mapping[str, Any]) -> int | None:
     """The special token right after an assistant's turn, by rendering one."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "marked answer"}]
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False, **template_kwargs))
     except Exception:  # a template that wants other turns tells nothing here
         return None
     _, found, rest = text.rpartition("marked answer")

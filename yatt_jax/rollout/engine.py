@@ -21,7 +21,7 @@ from yatt_jax.types import Params, Prompt, Rollout, Sample
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What ``progress`` is told, before the programs compile and after each decode chunk.
+    """What ``progress`` is told: before the programs compile, after each decode chunk, and at the end.
 
     Attributes:
       stage: "compile" before the first call, else "sample".

@@ -162,7 +162,7 @@ class Session:
           params: the weights.
           requests: what to sample.
           ended: called with number and result of each as it ends.
-          progress: called after each chunk.
+          progress: called after each chunk, and at the end.
 
         Returns:
           The results, by number.
@@ -193,6 +193,7 @@ class Session:
             self._take(int(steps), *self._get((rows.reason, drawn)))
             progress()
         self._read(results, ended)
+        progress()
         return results
 
     def _meet(self, work: Round) -> _Todo:
