@@ -27,6 +27,7 @@ from yatt_jax.controller.programs import make_programs
 from yatt_jax.controller.rows import Mover
 from yatt_jax.controller.update import init_state
 from yatt_jax.errors import InputError
+from yatt_jax.parallel.pack import Packed
 from yatt_jax.rollout.engine import Engine
 from yatt_jax.types import Prompt
 
@@ -111,21 +112,24 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
         states["actor"].params, prompts, plan.config.rollout.sampling, seed=0, sample_ids=ids, groups=ids, version=0
     )
     phases = {"sample": _time(sample, runs)}
-    rollout, rewards, _ = Mover(plan, Hosts()).place(sample()[0], np.linspace(0, 1, rows))
+    mover = Mover(plan, Hosts())
+    rollout, rewards, placed = mover.place(sample()[0], np.linspace(0, 1, rows))
+    packed = Packed(rollout, placed.layout)
     temperature = jnp.float32(1)
     scores = {}
     for role in plan.algo.scored_by(plan.config.hyper):
         params = states[role].params if role in states else reference
 
         def score(role: str = role, params: Any = params) -> None:
-            scores[role] = jax.block_until_ready(programs.score[role](params, rollout, temperature))
+            scores[role] = jax.block_until_ready(programs.score[role](params, packed, temperature))
 
         phases[f"score {role}"] = _time(score, runs)
     batch, _ = programs.prepare(rollout, rewards, scores, jnp.float32(0.05))
+    (minibatch,) = mover.minibatches(batch, placed, 0)
     for role in plan.algo.TRAINS:
 
         def update(role: str = role) -> None:
-            states[role], metrics = programs.update[role](states[role], batch, temperature)
+            states[role], metrics = programs.update[role](states[role], minibatch, temperature)
             jax.block_until_ready(metrics)
 
         phases[f"update {role}"] = _time(update, runs)

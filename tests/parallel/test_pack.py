@@ -43,7 +43,8 @@ def packed_rows(shards: int, shape: PackShape) -> tuple[Packed, np.ndarray]:
     lengths = np.where(source >= 0, LENGTHS[source], 0)
     segments = (np.arange(T) < lengths[:, None]).astype(np.int32)
     tokens = (source[:, None] * 100 + np.arange(T)).astype(np.int32)
-    rows = Rows(Inputs(*map(jnp.asarray, (tokens, segments * np.arange(T), segments))), jnp.asarray(source))
+    inputs = Inputs(jnp.asarray(tokens), jnp.asarray(segments * np.arange(T)), jnp.asarray(segments))
+    rows = Rows(inputs, jnp.asarray(source))
     filled = fill(LENGTHS, LENGTHS.astype(float), assigned.shard, assigned.slot, shards, capacity, shape)
     return Packed(jax.device_put(rows, where.rows), place_layout(filled, shape, where)), source
 

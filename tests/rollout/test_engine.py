@@ -257,8 +257,9 @@ def test_split_rows_exchange_nothing_but_flags_and_counts() -> None:
     caches, rows = programs.start()
     args = (params(8), layers, caches, rows, row_controls(EVERYTHING, 8, VOCAB), np.zeros(8, bool), 1, 1)
     text = programs.decode.lower(*args).compile().as_text() or ""
-    packs = Inputs(*np.zeros((3, 8, 8), np.int32))
-    copies = Copies(*np.zeros((3, 8, 1), np.int32), np.zeros(8, np.int32))
+    nothing, none = jnp.zeros((8, 8), jnp.int32), jnp.zeros((8, 1), jnp.int32)
+    packs = Inputs(nothing, nothing, nothing)
+    copies = Copies(none, none, none, jnp.zeros(8, jnp.int32))
     text += programs.prefill.lower(params(8), layers, caches, packs, copies).compile().as_text() or ""
     moved = re.findall(r"= (\S+) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert moved

@@ -106,10 +106,11 @@ def _accumulate_packed(
 ) -> tuple[PyTree, Ratio, Metrics]:
     """The same over packs. How many micro-batches there are is data: another number compiles nothing."""
 
-    def step(rows: Micro, so_far: tuple[PyTree, Ratio, Metrics]) -> tuple[PyTree, Ratio, Metrics]:
+    def step(rows: Micro, so_far: tuple[PyTree, Ratio, Any]) -> tuple[PyTree, Ratio, Any]:
+        so_far_grads, so_far_value, so_far_metrics = so_far
         grads, value, metrics = part(rows)
-        added = {name: so_far[2][name] + metric for name, metric in metrics.items()}
-        return jax.tree.map(jnp.add, so_far[0], grads), so_far[1] + value, added
+        added = {name: so_far_metrics[name] + metric for name, metric in metrics.items()}
+        return jax.tree.map(jnp.add, so_far_grads, grads), so_far_value + value, added
 
     def none(metric: Ratio | Max) -> Ratio | Max:
         return jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf if isinstance(metric, Max) else 0, x.dtype), metric)
