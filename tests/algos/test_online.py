@@ -268,6 +268,26 @@ def test_old_log_probabilities_of_the_sampler():
     assert "kl_response" in metrics  # the coefficient can still adapt
 
 
+def test_the_forward_pass_of_the_update_is_the_old_policy():
+    """With one update a rollout the gradient is the same as with a pass of its own for the old log-probabilities."""
+    outputs = rows()[1]["actor"]
+
+    def gradient(hyper: grpo.Hyper) -> np.ndarray:
+        batch, _ = prepared(grpo, hyper)
+
+        def total(logprobs: jax.Array) -> jax.Array:
+            value, metrics = grpo.LOSSES["actor"](dataclasses.replace(outputs, logprobs=logprobs), batch, hyper)
+            assert set(metrics) >= {"ratio_max", "kl_update"}
+            return value.total
+
+        return np.asarray(jax.grad(total)(outputs.logprobs))
+
+    scored, current = (gradient(grpo.Hyper(old_logprobs=how)) for how in ("scored", "current"))
+    assert np.abs(scored).max() > 0.01
+    np.testing.assert_allclose(current, scored, atol=1e-7)
+    assert prepared(grpo, grpo.Hyper(old_logprobs="current"))[0].old_logprobs is None
+
+
 def test_correction_weighs_the_policy_loss_alone():
     """Not the divergence: with advantages of 0 it is the whole loss, whatever the weights."""
     equal = np.zeros(B, np.float32)

@@ -89,8 +89,13 @@ def test_roles(algo):
 
 
 @RATIOS
-@pytest.mark.parametrize("old", ["scored", "sampled"])
-@pytest.mark.parametrize("place", ["reward", "loss", "none"])
+@pytest.mark.parametrize(
+    ("old", "place"),
+    [
+        *((old, place) for old in ("scored", "sampled") for place in ("reward", "loss", "none")),
+        *(("current", place) for place in ("loss", "none")),
+    ],
+)
 def test_only_what_is_needed_is_scored(algo, old, place):
     hyper = dataclasses.replace(algo.Hyper(), old_logprobs=old, kl=KlPenalty(place))
     needed = [*(["actor"] if old == "scored" else []), *(["reference"] if place != "none" else [])]
@@ -120,3 +125,7 @@ def test_faults_name_the_key(algo):
     if algo is not best_of_n:
         with pytest.raises(ValueError, match=r"correction.how = 'mask' compares trainer and sampler"):
             algo.Hyper(old_logprobs="sampled", correction=Correction("mask"))
+        with pytest.raises(ValueError, match=r"'current': 6 updates a rollout .* set epochs and minibatches to 1"):
+            algo.Hyper(old_logprobs="current", kl=KlPenalty("none"), epochs=3, minibatches=2)
+        with pytest.raises(ValueError, match=r"'current': kl.place = 'reward' charges"):
+            algo.Hyper(old_logprobs="current", kl=KlPenalty("reward"))

@@ -20,8 +20,9 @@ from yatt_jax.ops.rewards import Shaping, shape_scores, trained_rows
 from yatt_jax.types import Inputs, Logprobs, Metrics, PyTree, Ratio, Rollout
 
 # What importance ratios start from: "scored" is a forward pass by the weights about to be trained; "sampled" takes the
-# sampler's own log-probabilities and saves that pass, which is right where they are exact or the rows are stale.
-OldLogprobs: TypeAlias = Literal["scored", "sampled"]
+# sampler's own log-probabilities and saves that pass, which is right where they are exact or the rows are stale;
+# "current" saves it as well where the rows are trained in one update: its own forward pass, held constant, is the same.
+OldLogprobs: TypeAlias = Literal["scored", "sampled", "current"]
 
 
 class ActorOptions(Protocol):
@@ -39,6 +40,10 @@ class ActorOptions(Protocol):
     def entropy_coef(self) -> float: ...  # noqa: D102
     @property
     def old_logprobs(self) -> OldLogprobs: ...  # noqa: D102
+    @property
+    def epochs(self) -> int: ...  # noqa: D102
+    @property
+    def minibatches(self) -> int: ...  # noqa: D102
 
 
 class ActorRows(Protocol):
@@ -47,7 +52,7 @@ class ActorRows(Protocol):
     @property
     def response_mask(self) -> Float[Array, "B T"]: ...  # noqa: D102
     @property
-    def old_logprobs(self) -> Float[Array, "B T"]: ...  # noqa: D102
+    def old_logprobs(self) -> Float[Array, "B T"] | None: ...  # noqa: D102
     @property
     def reference_logprobs(self) -> Float[Array, "B T"] | None: ...  # noqa: D102
     @property
@@ -85,7 +90,7 @@ class ActorBatch:
       inputs: tokens of prompt and response.
       response_mask: 1 at the tokens that are trained.
       kept: support of each token, see ``Rollout.kept``.
-      old_logprobs: where importance ratios start from.
+      old_logprobs: where importance ratios start from; None: from the forward pass of the update itself.
       reference_logprobs: of the frozen reference, where the divergence is charged in the loss.
       correction: weights of the policy's loss, where they are on; see ``ops.correction``.
       advantages: of each token.
@@ -95,7 +100,7 @@ class ActorBatch:
     inputs: Inputs
     response_mask: Float[Array, "B T"]
     kept: UInt8[Array, "B T V8"] | None
-    old_logprobs: Float[Array, "B T"]
+    old_logprobs: Float[Array, "B T"] | None
     reference_logprobs: Float[Array, "B T"] | None
     correction: Float[Array, "B T"] | None
     advantages: Float[Array, "B T"]
@@ -111,7 +116,8 @@ class Scored:
       mask: 1 at the response tokens of these rows.
       rewards: one a row as training sees it, see ``shape_scores``.
       penalty: ``beta * kl_t`` where the divergence is charged in the reward, else 0.
-      old_logprobs: where importance ratios start from.
+      old_logprobs: of the policy before the update, as the sampler says unless the rows were scored.
+      ratio_from: where importance ratios start from; None: from the forward pass of the update itself.
       reference_logprobs: for the loss, where the divergence is charged there.
       correction: importance weights, where they are on.
       metrics: facts about the rollout.
@@ -122,6 +128,7 @@ class Scored:
     rewards: Float[Array, "B"]
     penalty: Float[Array, "B T"]
     old_logprobs: Float[Array, "B T"]
+    ratio_from: Float[Array, "B T"] | None
     reference_logprobs: Float[Array, "B T"] | None
     correction: Float[Array, "B T"] | None
     metrics: Metrics
@@ -136,7 +143,20 @@ def rules(options: ActorOptions) -> tuple[tuple[bool, str], ...]:
     """What must hold of the options together, for ``options.check``."""
     correction = options.correction.how
     fits = options.old_logprobs == "scored" or correction == "off"
-    return ((fits, f"correction.how = {correction!r} compares trainer and sampler: it needs old_logprobs = 'scored'"),)
+    current = options.old_logprobs == "current"
+    updates = options.epochs * options.minibatches
+    return (
+        (fits, f"correction.how = {correction!r} compares trainer and sampler: it needs old_logprobs = 'scored'"),
+        (
+            not current or updates == 1,
+            f"old_logprobs = 'current': {updates} updates a rollout move away from the policy that it starts from; "
+            "set epochs and minibatches to 1, or old_logprobs to 'scored'",
+        ),
+        (
+            not current or options.kl.place != "reward",
+            "old_logprobs = 'current': kl.place = 'reward' charges the divergence before the update; use 'scored'",
+        ),
+    )
 
 
 def scored_by(options: ActorOptions) -> tuple[str, ...]:
@@ -170,7 +190,8 @@ def scored(
       kl_coef: price of a nat in this step.
     """
     sampler = sampler_logprobs(rollout)
-    old = sampler if options.old_logprobs == "sampled" else scores["actor"].logprobs
+    old = scores["actor"].logprobs if options.old_logprobs == "scored" else sampler
+    ratio_from = None if options.old_logprobs == "current" else old
     trained = trained_rows(rollout, rewards, shaping.mask_truncated)
     mask = rollout.response_mask * trained[:, None]
     lengths = jnp.sum(rollout.response_mask, axis=-1)
@@ -184,7 +205,7 @@ def scored(
     if options.correction.how != "off":
         weights, facts = importance_weights(old, sampler, mask, options.correction)
         metrics |= facts
-    return Scored(trained, mask, shaped, penalty, old, for_loss, weights, metrics)
+    return Scored(trained, mask, shaped, penalty, old, ratio_from, for_loss, weights, metrics)
 
 
 def make_batch(
@@ -195,7 +216,7 @@ def make_batch(
         inputs=rollout.inputs,
         response_mask=rows.mask,
         kept=rollout.kept,
-        old_logprobs=rows.old_logprobs,
+        old_logprobs=rows.ratio_from,
         reference_logprobs=rows.reference_logprobs,
         correction=rows.correction,
         advantages=advantages,
@@ -220,7 +241,8 @@ def loss(outputs: Logprobs, batch: ActorRows, hyper: ActorOptions) -> tuple[Rati
       ``kl_update``.
     """
     mask = batch.response_mask
-    losses, metrics = surrogate(outputs.logprobs, batch.old_logprobs, batch.advantages, mask, hyper.clip)
+    old = jax.lax.stop_gradient(outputs.logprobs) if batch.old_logprobs is None else batch.old_logprobs
+    losses, metrics = surrogate(outputs.logprobs, old, batch.advantages, mask, hyper.clip)
     if batch.correction is not None:
         losses = batch.correction * losses
     metrics["policy_loss"] = aggregate(losses, mask, hyper.aggregation)
