@@ -98,7 +98,7 @@ class Rollout:
       sample_id: number of the sample, unique in the run; the random key of a token is a function of
         (seed, sample_id, position).
       group: rows that answer the same prompt share a group number (within this rollout, from 0).
-      version: optimizer step of the weights that sampled the row.
+      version: optimizer step of the weights that sampled the row; the first of them where several did.
       ended: whether the row ended by a stop token or stop string; False when it was cut by the length limit.
       kept: bit v of token t says whether vocabulary entry v survived the filters when t was drawn
         (little-endian bits), so that scoring can use the same support; None when sampling was unfiltered.

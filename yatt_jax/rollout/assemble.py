@@ -20,7 +20,7 @@ class Result:
       sampled: log-probabilities under the distribution drawn from, ``[n]``.
       plain: the same under the temperature alone.
       kept: support as bits ``[n, V8]``, or None.
-      finish: "stop", "stop_string", "length" or "invalid".
+      finish: "stop", "stop_string", "length", "invalid", or "unfinished".
       completion: the text, cut before a stop string.
     """
 
@@ -44,7 +44,11 @@ def padded_length(length: int) -> int:
 
 
 def assemble(
-    prompts: Sequence[Prompt], results: Sequence[Result], samples: Sequence[Sample], version: int, vocab: int | None
+    prompts: Sequence[Prompt],
+    results: Sequence[Result],
+    samples: Sequence[Sample],
+    versions: Sequence[int],
+    vocab: int | None,
 ) -> Rollout:
     """Puts prompts and responses side by side, padded to ``padded_length`` of the longest.
 
@@ -52,7 +56,7 @@ def assemble(
       prompts: the prompt of each row.
       results: the response of each row.
       samples: the same rows, for sample and group numbers.
-      version: optimizer step of the weights.
+      versions: optimizer step of the weights that began each row.
       vocab: vocabulary size where the support was recorded, else None.
     """
     B = len(prompts)
@@ -71,7 +75,7 @@ def assemble(
         tokens[b, :begin], tokens[b, begin:end] = prompt.tokens, result.tokens
         segments[b, :end], mask[b, begin:end] = 1, 1
         sampled[b, begin:end], plain[b, begin:end] = result.sampled, result.plain
-        if kept is not None:
+        if kept is not None and len(result.tokens):
             kept[b, begin:end] = result.kept
 
     def each(values: Sequence[int], dtype: type) -> Any:
@@ -84,7 +88,7 @@ def assemble(
         plain_logprobs=plain,
         sample_id=each([s.sample_id for s in samples], np.int32),
         group=each([s.group for s in samples], np.int32),
-        version=each([version] * B, np.int32),
+        version=each(versions, np.int32),
         ended=each([s.finish in ("stop", "stop_string") for s in samples], bool),
         kept=kept,
     )

@@ -43,13 +43,11 @@ class Controls:
     Attributes:
       filters: shape of the distribution.
       min_new: tokens before which stop ids are not drawn.
-      max_new: tokens after which the row is cut.
       stop_ids: ids that end the row; V or more is none.
     """
 
     filters: Filters
     min_new: Int[Array, "B"]
-    max_new: Int[Array, "B"]
     stop_ids: Int[Array, "B S"]
 
 
@@ -61,7 +59,8 @@ class Rows:
     Attributes:
       token: the last token of the row, not yet in the cache.
       position: its index in the row.
-      count: new tokens drawn since the row was admitted.
+      count: response tokens so far.
+      limit: the number at which the row is cut.
       reason: RUNNING, or why the row ended.
       key: random key of (seed, sample id).
     """
@@ -69,6 +68,7 @@ class Rows:
     token: Int[Array, "B"]
     position: Int[Array, "B"]
     count: Int[Array, "B"]
+    limit: Int[Array, "B"]
     reason: Int[Array, "B"]
     key: UInt32[Array, "B 2"]
 
@@ -76,11 +76,13 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Rows that start: ``new`` marks their slots; the values of other slots are not read."""
+    """Rows that start or go on: ``new`` marks their slots; the values of other slots are not read."""
 
     new: Bool[Array, "B"]
     token: Int[Array, "B"]
     position: Int[Array, "B"]
+    count: Int[Array, "B"]
+    limit: Int[Array, "B"]
     sample_id: Int[Array, "B"]
 
 
@@ -194,7 +196,8 @@ class Programs:
 
     def _start(self) -> tuple[Caches, Rows]:
         zeros = jnp.zeros(self._rows, jnp.int32)
-        rows = Rows(zeros, zeros, zeros, zeros + EMPTY, jnp.zeros((self._rows, 2), jnp.uint32))
+        keys = jnp.zeros((self._rows, 2), jnp.uint32)
+        rows = Rows(zeros, zeros, zeros, zeros, zeros + EMPTY, keys)
         cache = Cache.zeros(self._model.config, self._rows, self.capacity, self._cache_dtype)
         return self._place_caches(_by_layer(cache) if self._unroll else cache), self._place(rows)
 
@@ -283,7 +286,8 @@ class Programs:
             Rows(
                 token=jnp.where(new, admission.token, rows.token),
                 position=jnp.where(new, admission.position, rows.position),
-                count=jnp.where(new, 0, rows.count),
+                count=jnp.where(new, admission.count, rows.count),
+                limit=jnp.where(new, admission.limit, rows.limit),
                 reason=jnp.where(new, RUNNING, rows.reason),
                 key=jnp.where(new[:, None], keys, rows.key),
             )
@@ -398,13 +402,14 @@ def _advance(rows: Rows, controls: Controls, choice: Choice) -> Rows:
     running = rows.reason == RUNNING
     writes = running & choice.valid
     count = rows.count + writes
-    reason = jnp.where(count >= controls.max_new, LENGTH, RUNNING)
+    reason = jnp.where(count >= rows.limit, LENGTH, RUNNING)
     reason = jnp.where(jnp.any(choice.token[:, None] == controls.stop_ids, axis=1), STOP, reason)
     reason = jnp.where(choice.valid, reason, INVALID)
     return Rows(
         token=jnp.where(writes, choice.token, rows.token),
         position=rows.position + writes,
         count=count,
+        limit=rows.limit,
         reason=jnp.where(running, reason, rows.reason),
         key=rows.key,
     )

@@ -37,15 +37,33 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ask:
+    """A response to sample.
+
+    Attributes:
+      prompt: what it answers.
+      sample_id: number of the sample, unique in the run.
+      begun: what an earlier call wrote of it.
+      limit: tokens at which it is cut; 0: as the sampling parameters say.
+    """
+
+    prompt: Prompt
+    sample_id: int
+    begun: Result | None = None
+    limit: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Stats:
-    """Figures of one ``generate``.
+    """Figures of one call.
 
     Attributes:
       steps: decode steps; each computes one token for every slot there is at the time.
       chunks: calls of the decode program.
-      tokens: response tokens returned.
+      tokens: response tokens written.
       dropped: tokens sampled past a stop string.
       invalid: rows that ended because their logits were NaN or infinite.
+      unfinished: rows that were stopped before their end.
       computed: tokens that decode steps computed, those of ended and unused slots included.
       prompt_tokens: prompt tokens computed, after sharing.
       prompt_computed: the same with the padding of packs.
@@ -57,6 +75,7 @@ class Stats:
     tokens: int = 0
     dropped: int = 0
     invalid: int = 0
+    unfinished: int = 0
     computed: int = 0
     prompt_tokens: int = 0
     prompt_computed: int = 0
@@ -87,6 +106,7 @@ class Engine:
       chunk: most decode steps between two looks of the host.
       pack: tokens of prompts that are computed as one row; longer prompts are computed in pieces of as many.
       cache_dtype: of keys and values; the model's compute dtype by default.
+      resumes: responses that an earlier call began are gone on with.
       unroll: sample with the layers taken out of their stack: quicker on CPUs (where it is the default), at the price
         of a second copy of the weights while sampling.
       progress: called as sampling proceeds.
@@ -113,6 +133,7 @@ class Engine:
         chunk: int = 16,
         pack: int = 512,
         cache_dtype: str | None = None,
+        resumes: bool = False,
         unroll: bool | None = None,
         progress: Callable[[Progress], None] | None = None,
         agree: Callable[[list[int]], list[list[int]]] | None = None,
@@ -132,7 +153,9 @@ class Engine:
         self.max_prompt_tokens, self.max_new_tokens = max_prompt_tokens, max_new_tokens
         self.record_kept = record_kept
         self.chunk = chunk
-        self.pack = min(pack, -(-max(1, max_prompt_tokens - 1) // 8) * 8)
+        self._resumes = resumes
+        self._longest = max_prompt_tokens + (max_new_tokens - 1 if resumes else 0)
+        self.pack = min(pack, -(-max(1, self._longest - 1) // 8) * 8)
         self.stats = Stats()
         self._vocab = model.config.vocab
         self._tokenizer = tokenizer
@@ -181,27 +204,59 @@ class Engine:
           there with finish "invalid" and the tokens it had.
 
         Raises:
-          ValueError: an empty prompt, or one that is too long (the message names its source); a stop id outside the
-            vocabulary; more new tokens than the capacity; lists of unequal length.
+          ValueError: as ``sample``; lists of unequal length.
         """
-        begun = time.perf_counter()
-        self._check(prompts, sampling, seed, sample_ids, groups)
-        keys: dict[tuple[int, ...], int] = {}
-        requests = [Request(i, p.tokens, keys.setdefault(tuple(p.tokens), i)) for i, p in enumerate(prompts)]
-        samples: dict[int, Sample] = {}
-
-        def ended(number: int, result: Result) -> None:
-            samples[number] = Sample(
-                prompts[number],
-                result.completion,
-                result.tokens.tolist(),
-                result.finish,
-                int(sample_ids[number]),
-                int(groups[number]),
+        if not len(prompts) == len(sample_ids) == len(groups):
+            raise ValueError(
+                f"{len(prompts)} prompts, {len(sample_ids)} sample_ids and {len(groups)} groups: want as many"
             )
-            if finished is not None:
-                finished(samples[number])
+        asked = [Ask(prompt, int(number)) for prompt, number in zip(prompts, sample_ids, strict=True)]
 
+        def ended(i: int, result: Result) -> None:
+            if finished is not None:
+                finished(to_sample(asked[i], result, int(groups[i])))
+
+        results = self.sample(params, asked, sampling, seed=seed, finished=ended)
+        samples = [to_sample(*of) for of in zip(asked, results, map(int, groups), strict=True)]
+        versions = [version] * len(prompts)
+        return assemble(prompts, results, samples, versions, self._vocab if self.record_kept else None), samples
+
+    def sample(
+        self,
+        params: Params,
+        asked: Sequence[Ask],
+        sampling: Sampling,
+        *,
+        seed: int,
+        finished: Callable[[int, Result], None] | None = None,
+        budget: int = 0,
+        enough: Callable[[], bool] | None = None,
+    ) -> list[Result]:
+        """Samples responses, all of them to their end unless a budget or ``enough`` stops it before.
+
+        A response that was not finished has finish "unfinished". It can be asked for again, with this result as what
+        is begun, by this engine or another: under the same weights its tokens are those of one that was never stopped.
+
+        Args:
+          params: weights, in the sampling partition, as ``group.take`` gives them.
+          asked: the responses.
+          sampling: sampling parameters.
+          seed: of the run, 0 to 2^64 - 1.
+          finished: called with place and result of each response as soon as it has ended.
+          budget: decode steps to stop after; 0: none.
+          enough: asked before each chunk: whether to stop. Processes that sample together stop when all say so.
+
+        Returns:
+          The results, in the order asked.
+
+        Raises:
+          ValueError: an empty prompt, or one that is too long (the message names its source); a stop id outside the
+            vocabulary; more new tokens than the capacity; something begun, and ``resumes`` is off.
+        """
+        start = time.perf_counter()
+        self._check(asked, sampling, seed)
+        keys: dict[tuple[int, ...], int] = {}
+        requests = [_request(i, ask, sampling, keys) for i, ask in enumerate(asked)]
         session = Session(
             self._programs,
             self.group,
@@ -215,39 +270,34 @@ class Engine:
             sampling=sampling,
             vocab=self._vocab,
             seed=seed,
-            sample_ids=sample_ids,
+            sample_ids=[ask.sample_id for ask in asked],
+            begun=[ask.begun for ask in asked],
         )
-        tell = lambda stage: self._tell(stage, session, len(prompts))  # noqa: E731
+        tell = lambda stage: self._tell(stage, session, len(asked))  # noqa: E731
         if not self._compiled:
             tell("compile")
-            long = self.max_prompt_tokens - 1 > self.pack
-            session.compile(params, long=long)
+            session.compile(params, long=self._longest - 1 > self.pack)
             self._compiled = True
-        results = session.run(params, requests, ended, lambda: tell("sample"))
-        finished_results = [results[i] for i in range(len(prompts))]
-        ordered = [samples[i] for i in range(len(prompts))]
-        rollout = assemble(prompts, finished_results, ordered, version, self._vocab if self.record_kept else None)
+        results = session.run(
+            params,
+            requests,
+            finished or (lambda *_: None),
+            lambda: tell("sample"),
+            budget=budget,
+            enough=enough,
+        )
+        written = sum(len(results[r.number].tokens) - r.written for r in requests)
         self.stats = Stats(
-            tokens=sum(len(r.tokens) for r in results.values()),
-            dropped=session.sampled - sum(len(r.tokens) for r in results.values()),
-            invalid=sum(r.finish == "invalid" for r in results.values()),
-            seconds=time.perf_counter() - begun,
+            tokens=written,
+            dropped=session.sampled - written,
+            invalid=sum(result.finish == "invalid" for result in results.values()),
+            unfinished=sum(result.finish == "unfinished" for result in results.values()),
+            seconds=time.perf_counter() - start,
             **dataclasses.asdict(session.counts),
         )
-        return rollout, ordered
+        return [results[i] for i in range(len(asked))]
 
-    def _check(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        seed: int,
-        sample_ids: Sequence[int],
-        groups: Sequence[int],
-    ) -> None:
-        if not len(prompts) == len(sample_ids) == len(groups):
-            raise ValueError(
-                f"{len(prompts)} prompts, {len(sample_ids)} sample_ids and {len(groups)} groups: want as many"
-            )
+    def _check(self, asked: Sequence[Ask], sampling: Sampling, seed: int) -> None:
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed = {seed}: it must be 0 or more, and below 2^64")
         if sampling.max_new_tokens > self.max_new_tokens:
@@ -259,18 +309,46 @@ class Engine:
             if token >= self._vocab:
                 raise ValueError(f"sampling.stop_token_ids: {token} is not in a vocabulary of {self._vocab}")
         check_stops(self._tokenizer, sampling.stop)
-        for prompt in prompts:
-            if not prompt.tokens:
-                raise ValueError(f"{prompt.source}: the prompt has no tokens; sampling needs at least one, such as BOS")
-            if len(prompt.tokens) > self.max_prompt_tokens:
+        for ask in asked:
+            self._check_prompt(ask.prompt)
+            begun = 0 if ask.begun is None else len(ask.begun.tokens)
+            if begun and not self._resumes:
+                raise ValueError(f"sample {ask.sample_id} is begun: the engine needs resumes = True to go on with it")
+            if ask.begun is not None and ask.begun.finish != "unfinished":
                 raise ValueError(
-                    f"{prompt.source}: the prompt has {len(prompt.tokens)} tokens, and the longest that is allowed has "
-                    f"{self.max_prompt_tokens}; raise the prompt limit, or skip or cut long prompts when reading the "
-                    "data"
+                    f"sample {ask.sample_id} has ended ({ask.begun.finish}); there is nothing to go on with"
                 )
-            if min(prompt.tokens) < 0 or max(prompt.tokens) >= self._vocab:
-                raise ValueError(f"{prompt.source}: the prompt has token ids outside the vocabulary of {self._vocab}")
+            limit = ask.limit or sampling.max_new_tokens
+            if not begun < limit <= sampling.max_new_tokens:
+                raise ValueError(
+                    f"sample {ask.sample_id}: limit = {limit} must be above the {begun} tokens it has, and at most "
+                    f"sampling.max_new_tokens = {sampling.max_new_tokens}"
+                )
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        if not prompt.tokens:
+            raise ValueError(f"{prompt.source}: the prompt has no tokens; sampling needs at least one, such as BOS")
+        if len(prompt.tokens) > self.max_prompt_tokens:
+            raise ValueError(
+                f"{prompt.source}: the prompt has {len(prompt.tokens)} tokens, and the longest that is allowed has "
+                f"{self.max_prompt_tokens}; raise the prompt limit, or skip or cut long prompts when reading the data"
+            )
+        if min(prompt.tokens) < 0 or max(prompt.tokens) >= self._vocab:
+            raise ValueError(f"{prompt.source}: the prompt has token ids outside the vocabulary of {self._vocab}")
 
     def _tell(self, stage: Literal["compile", "sample"], session: Session, prompts: int) -> None:
         if self._progress is not None:
             self._progress(Progress(stage, session.ended, prompts, session.sampled))
+
+
+def _request(number: int, ask: Ask, sampling: Sampling, keys: dict[tuple[int, ...], int]) -> Request:
+    """What the slots need to know; equal tokens share a key."""
+    before = [] if ask.begun is None else ask.begun.tokens.tolist()
+    tokens = [*ask.prompt.tokens, *before]
+    key = keys.setdefault(tuple(tokens), number)
+    return Request(number, tokens, key, len(before), ask.limit or sampling.max_new_tokens)
+
+
+def to_sample(ask: Ask, result: Result, group: int) -> Sample:
+    """A response as rewards and reports read it."""
+    return Sample(ask.prompt, result.completion, result.tokens.tolist(), result.finish, ask.sample_id, group)

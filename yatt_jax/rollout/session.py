@@ -12,12 +12,11 @@ from yatt_jax.ops.select import Filters
 from yatt_jax.parallel.local import Group
 from yatt_jax.rollout import device
 from yatt_jax.rollout.assemble import Result
+from yatt_jax.rollout.response import Response
 from yatt_jax.rollout.sampling import MAX_STOP_IDS, Sampling
 from yatt_jax.rollout.slots import Copy, Piece, Request, Round, Slots, pack_counts, sizes
-from yatt_jax.rollout.stops import Stop, Tokenizer, find_stop, text_of
+from yatt_jax.rollout.stops import Tokenizer
 from yatt_jax.types import Inputs, Params, PyTree
-
-FINISH = {device.STOP: "stop", device.LENGTH: "length", device.INVALID: "invalid"}
 
 
 @dataclasses.dataclass
@@ -29,20 +28,6 @@ class Counts:
     computed: int = 0
     prompt_tokens: int = 0
     prompt_computed: int = 0
-
-
-@dataclasses.dataclass
-class _Row:
-    """A response on its way: what was drawn so far, chunk by chunk."""
-
-    request: Request
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    sampled: list[np.ndarray] = dataclasses.field(default_factory=list)
-    plain: list[np.ndarray] = dataclasses.field(default_factory=list)
-    kept: list[np.ndarray] = dataclasses.field(default_factory=list)
-    checked: int = 0
-    stop: Stop | None = None
-    reason: int = device.RUNNING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +43,7 @@ class _Todo:
     running: int
     busiest: int
     more: int
+    wanted: int
 
 
 class Session:
@@ -76,10 +62,11 @@ class Session:
       size: slots of each lane.
       pack: tokens of a pack.
       chunk: most steps of a chunk.
-      sampling: sampling parameters.
+      sampling: sampling parameters; how long a response may be, each request says.
       vocab: vocabulary size.
       seed: of the run.
       sample_ids: of each request.
+      begun: of each request, what was written before, or None.
 
     Attributes:
       size: slots of each lane at the time.
@@ -104,16 +91,18 @@ class Session:
         vocab: int,
         seed: int,
         sample_ids: Sequence[int],
+        begun: Sequence[Result | None],
     ):
         self._programs, self._group, self._tokenizer = programs, group, tokenizer
         self._get, self._agree = get, agree
         self._lanes, self._pack, self._chunk = lanes, pack, chunk
-        self._sampling, self._vocab, self._sample_ids = sampling, vocab, sample_ids
+        self._sampling, self._vocab = sampling, vocab
+        self._sample_ids, self._begun = sample_ids, begun
         self._seed = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
         self._slots = Slots(lanes, size, pack)
         self._sizes, self._packs = sizes(size), pack_counts(size)
-        self._rows: dict[tuple[int, int], _Row] = {}
-        self._unread: list[_Row] = []
+        self._rows: dict[tuple[int, int], Response] = {}
+        self._unread: list[Response] = []
         self._halted: set[tuple[int, int]] = set()
         self._dirty: set[tuple[int, int]] = set()  # slots of rows that were not numbers
         self.ended, self.sampled, self.counts = 0, 0, Counts()
@@ -155,17 +144,22 @@ class Session:
         requests: Sequence[Request],
         ended: Callable[[int, Result], None],
         progress: Callable[[], None],
+        *,
+        budget: int = 0,
+        enough: Callable[[], bool] | None = None,
     ) -> dict[int, Result]:
-        """Samples all requests.
+        """Samples all requests, or as far as they come.
 
         Args:
           params: the weights.
           requests: what to sample.
           ended: called with number and result of each as it ends.
           progress: called after each chunk, and at the end.
+          budget: decode steps to stop after; 0: none.
+          enough: asked before each chunk: whether to stop. Processes that sample together stop when all say so.
 
         Returns:
-          The results, by number.
+          The results, by number; those of requests that were not done have finish "unfinished".
         """
         programs, slots, results = self._programs, self._slots, {}
         slots.add(requests)
@@ -173,9 +167,11 @@ class Session:
         caches, rows = programs.start()
         controls = self._controls(self.size)
         while True:
-            work = slots.plan(admit=not slots.running or slots.free >= self._patience)
-            todo = self._meet(work)
-            if not (todo.running or todo.more):
+            wanted = enough is None or not enough()
+            work = slots.plan(admit=wanted and (not slots.running or slots.free >= self._patience))
+            todo = self._meet(work, wanted)
+            left = budget - self.counts.steps if budget else self._chunk
+            if not todo.wanted or left <= 0 or not (todo.running or todo.more):
                 break
             caches, rows = self._fill(params, layers, caches, rows, work, todo)
             if not todo.running:
@@ -187,16 +183,24 @@ class Session:
             patience = np.int32(self._patience if todo.more else 2**31 - 1)
             halt = self._group.put(self._halts())
             caches, rows, steps, _, drawn = programs.decode(
-                params, layers, caches, rows, controls, halt, np.int32(self._chunk), patience
+                params, layers, caches, rows, controls, halt, np.int32(min(self._chunk, left)), patience
             )
             self._read(results, ended)  # while the devices decode
             self._take(int(steps), *self._get((rows.reason, drawn)))
             progress()
         self._read(results, ended)
         progress()
+        unfinished = {row.request.number: row for row in self._rows.values()}
+        for request in requests:
+            if request.number not in results:
+                row = unfinished.get(request.number) or self._response(request)
+                results[request.number] = row.result(self._tokenizer)
         return results
 
-    def _meet(self, work: Round) -> _Todo:
+    def _response(self, request: Request) -> Response:
+        return Response(request, self._begun[request.number])
+
+    def _meet(self, work: Round, wanted: bool) -> _Todo:
         """What some member of the group has to do before the next chunk, so that all call the same programs."""
         slots = self._slots
         own = _Todo(
@@ -209,6 +213,7 @@ class Session:
             running=len(slots.running),
             busiest=slots.busiest,
             more=int(bool(slots.waiting) or slots.filling),
+            wanted=int(wanted),
         )
         everyone = self._agree(list(dataclasses.astuple(own)))
         return _Todo(*map(max, zip(*everyone, strict=True)))
@@ -233,7 +238,7 @@ class Session:
         if todo.starts:
             rows = self._admit(rows, work.starts)
             for lane, slot, request in work.starts:
-                self._rows[lane, slot] = _Row(request)
+                self._rows[lane, slot] = self._response(request)
         return caches, rows
 
     def _prefill(self, params: Params, layers: PyTree, caches: device.Caches, work: Round, count: int) -> device.Caches:
@@ -279,15 +284,13 @@ class Session:
 
     def _admit(self, rows: device.Rows, starts: Sequence[tuple[int, int, Request]]) -> device.Rows:
         new = np.zeros(self._lanes * self.size, bool)
-        token, position, sample_id = np.zeros((3, len(new)), np.int32)
+        token, position, count, limit, sample_id = numbers = np.zeros((5, len(new)), np.int32)
         for lane, slot, request in starts:
             at = lane * self.size + slot
             new[at], token[at], position[at] = True, request.tokens[-1], request.cached
-            sample_id[at] = self._sample_ids[request.number]
-        put = self._group.put
-        return self._programs.admit(
-            rows, device.Admission(put(new), put(token), put(position), put(sample_id)), self._seed
-        )
+            count[at], limit[at], sample_id[at] = request.written, request.limit, self._sample_ids[request.number]
+        admission = device.Admission(*(self._group.put(x) for x in (new, *numbers)))
+        return self._programs.admit(rows, admission, self._seed)
 
     def _shrink(self, caches: device.Caches, rows: device.Rows, size: int) -> tuple[device.Caches, device.Rows]:
         """Goes on with ``size`` slots a lane."""
@@ -325,13 +328,8 @@ class Session:
             count = int(drawn.count[at])
             self.sampled += count
             if row.stop is None:
-                row.tokens += np.asarray(drawn.tokens[at, :count]).tolist()
-                row.sampled.append(np.asarray(drawn.sampled_logprobs[at, :count]))
-                row.plain.append(np.asarray(drawn.plain_logprobs[at, :count]))
-                if drawn.kept is not None:
-                    row.kept.append(np.array(drawn.kept[at, :count]))
-                row.reason = int(reason[at])
-                if row.reason == device.RUNNING:
+                row.take(drawn, at, int(reason[at]))
+                if row.runs:
                     continue
                 self._unread.append(row)
             elif reason[at] == device.RUNNING:
@@ -344,34 +342,14 @@ class Session:
     def _read(self, results: dict[int, Result], ended: Callable[[int, Result], None]) -> None:
         """Looks for stop strings in what was drawn, and hands over what has ended."""
         for row in [*self._unread, *(self._rows.values() if self._sampling.stop else ())]:
-            if row.stop is None and self._sampling.stop:
-                row.stop = find_stop(
-                    self._tokenizer,
-                    row.tokens,
-                    self._sampling.stop,
-                    checked=row.checked,
-                    min_new_tokens=self._sampling.min_new_tokens,
-                )
-                row.checked = len(row.tokens)
-            elif row.stop is not None:
-                continue
-            if row.stop is not None or row.reason != device.RUNNING:
+            if row.stop is not None:
+                continue  # it was handed over when this was seen
+            row.look(self._tokenizer, self._sampling)
+            if row.stop is not None or not row.runs:
                 self.ended += 1
-                results[row.request.number] = result = self._result(row)
+                results[row.request.number] = result = row.result(self._tokenizer)
                 ended(row.request.number, result)
         self._unread = []
-
-    def _result(self, row: _Row) -> Result:
-        stop = row.stop
-        n = len(row.tokens) if stop is None else stop.tokens
-        finish = FINISH[row.reason] if stop is None else "stop_string"
-        text = text_of(self._tokenizer, row.tokens[:n]) if stop is None else stop.text
-
-        def joined(parts: list[np.ndarray]) -> np.ndarray:
-            return np.concatenate([np.zeros(0, np.float32), *parts])[:n]
-
-        kept = np.concatenate(row.kept)[:n] if row.kept else None
-        return Result(np.array(row.tokens[:n], np.int32), joined(row.sampled), joined(row.plain), kept, finish, text)
 
     @property
     def _patience(self) -> int:
@@ -393,6 +371,4 @@ def row_controls(sampling: Sampling, rows: int, vocab: int) -> device.Controls:
         top_p=each(sampling.top_p, np.float32),
         min_p=each(sampling.min_p, np.float32),
     )
-    return device.Controls(
-        filters, each(sampling.min_new_tokens, np.int32), each(sampling.max_new_tokens, np.int32), stop_ids
-    )
+    return device.Controls(filters, each(sampling.min_new_tokens, np.int32), stop_ids)

@@ -20,11 +20,15 @@ class Request:
       number: its place among the requests.
       tokens: what stands before the next token, the prompt first.
       key: requests with equal tokens share it.
+      written: response tokens among them.
+      limit: response tokens at which it is cut.
     """
 
     number: int
     tokens: Sequence[int]
     key: int
+    written: int = 0
+    limit: int = 1
 
     @property
     def cached(self) -> int:
@@ -260,7 +264,8 @@ class Slots:
 
 def sizes(slots: int, least: int = 4) -> list[int]:
     """Numbers of slots of a lane that programs are compiled for: the whole, and halves down to ``least``, thrice."""
-    return [size for size in (math.ceil(slots / 2**i) for i in range(4)) if size == slots or size >= least]
+    halves = {math.ceil(slots / 2**i) for i in range(4)}
+    return sorted((size for size in halves if size == slots or size >= least), reverse=True)
 
 
 def pack_counts(slots: int) -> list[int]:
