@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,10 @@ def asked(begun: list[Result] | None = None) -> list[Ask]:
     return [Ask(p, 100 + i, None if begun is None else begun[i]) for i, p in enumerate(prompts())]
 
 
+def nothing(tokens: int) -> Result:
+    return Result(np.zeros(tokens, np.int32), np.zeros(tokens), np.zeros(tokens), None, "unfinished", "A" * tokens)
+
+
 def equal(a: Result, b: Result) -> None:
     assert (a.finish, a.completion, a.tokens.tolist()) == (b.finish, b.completion, b.tokens.tolist())
     np.testing.assert_allclose(a.sampled, b.sampled, atol=1e-5)
@@ -41,9 +47,7 @@ def test_what_is_gone_on_with_is_what_was_never_stopped(sampling: Sampling, budg
     using = resuming()
     whole = using.sample(params(), asked(), sampling, seed=7)
     assert {r.finish for r in whole} <= {"length", "stop", "stop_string"}
-    results: list[Result] = [Result(np.zeros(0, np.int32), np.zeros(0), np.zeros(0), None, "unfinished", "")] * len(
-        whole
-    )
+    results = [nothing(0)] * len(whole)
     calls = 0
     while any(r.finish == "unfinished" for r in results):
         left = [i for i, r in enumerate(results) if r.finish == "unfinished"]
@@ -88,10 +92,7 @@ def test_each_response_has_a_limit_of_its_own() -> None:
 
 
 def test_faults() -> None:
-    begun, ended = (
-        Result(np.zeros(3, np.int32), np.zeros(3), np.zeros(3), None, finish, "AAA")
-        for finish in ("unfinished", "stop")
-    )
+    begun, ended = nothing(3), dataclasses.replace(nothing(3), finish="stop")
     prompt = prompts()[0]
     with pytest.raises(ValueError, match="sample 5 is begun: the engine needs resumes = True"):
         engine(4).sample(params(), [Ask(prompt, 5, begun)], PLAIN, seed=7)
