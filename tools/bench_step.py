@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tools.measure import matmul_peak, timed
 from yatt_jax.config import default_config, parse
 from yatt_jax.controller.hosts import Hosts
 from yatt_jax.controller.load import load_weights
@@ -111,7 +109,7 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
     sample = lambda: engine.generate(  # noqa: E731
         states["actor"].params, prompts, plan.config.rollout.sampling, seed=0, sample_ids=ids, groups=ids, version=0
     )
-    phases = {"sample": _time(sample, runs)}
+    phases = {"sample": timed(sample, runs)}
     mover = Mover(plan, Hosts())
     rollout, rewards, placed = mover.place(sample()[0], np.linspace(0, 1, rows))
     packed = Packed(rollout, placed.layout)
@@ -123,7 +121,7 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
         def score(role: str = role, params: Any = params) -> None:
             scores[role] = jax.block_until_ready(programs.score[role](params, packed, temperature))
 
-        phases[f"score {role}"] = _time(score, runs)
+        phases[f"score {role}"] = timed(score, runs)
     batch, _ = programs.prepare(rollout, rewards, scores, jnp.float32(0.05))
     (minibatch,) = mover.minibatches(batch, placed, 0)
     for role in plan.algo.TRAINS:
@@ -132,17 +130,8 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
             states[role], metrics = programs.update[role](states[role], minibatch, temperature)
             jax.block_until_ready(metrics)
 
-        phases[f"update {role}"] = _time(update, runs)
+        phases[f"update {role}"] = timed(update, runs)
     return {"peak_gflops": matmul_peak(), "phases": _rates(plan, phases, prompt_tokens, new_tokens)}
-
-
-def _time(call: Callable[[], Any], runs: int) -> tuple[float, float]:
-    times = []
-    for _ in range(runs + 1):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:]), times[0]
 
 
 def _rates(
@@ -165,14 +154,6 @@ def _rates(
             "gflops": flops / seconds / 1e9,
         }
     return found
-
-
-def matmul_peak(size: int = 2048, runs: int = 5) -> float:
-    """GFLOP/s of one square product in float32 on this machine's default device."""
-    a = jnp.ones((size, size))
-    product = jax.jit(lambda x: x @ x)
-    seconds, _ = _time(lambda: product(a).block_until_ready(), runs)
-    return 2 * size**3 / seconds / 1e9
 
 
 if __name__ == "__main__":
