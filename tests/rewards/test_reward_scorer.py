@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,42 @@ def test_workers_run_functions_and_chunks_at_the_same_time(sample):
     assert scores.rewards["size"].tolist() == [1, 2, 3, 4, 5]
     assert len(sys.modules["reward_functions"].threads) == 3
     scorer.close()
+
+
+def test_scoring_starts_before_all_samples_have_ended(sample):
+    """And which samples share a call does not depend on who ends first."""
+    scorer = build({"r": spec("notes_calls", chunk=2), "size": spec("size")}, workers=2)
+    functions = sys.modules["reward_functions"]
+    functions.called.clear()
+    samples = [sample("x" * i) for i in range(1, 6)]
+    scoring = scorer.begin(5)
+    for place in (4, 1, 3, 0):
+        scoring.add(place, samples[place])
+    assert functions.event.wait(20)  # two chunks are whole
+    scoring.add(2, samples[2])
+    scores = scoring.result()
+    assert sorted(functions.called) == [[1, 2], [3, 4], [5]]
+    assert functions.called[-1] == [3, 4]
+    assert scores.rewards["r"].tolist() == scores.rewards["size"].tolist() == [1, 2, 3, 4, 5]
+    scorer.close()
+
+
+def test_a_failure_is_seen_while_others_are_sampled(sample):
+    scorer = build({"r": spec("fails_on_bad", chunk=1)}, workers=2)
+    scoring = scorer.begin(1000)
+    with pytest.raises(RewardError, match="no luck"):
+        scoring.add(0, sample("bad"))
+        for place in range(1, 1000):
+            time.sleep(0.01)
+            scoring.add(place, sample("good"))
+    scorer.close()
+
+
+def test_a_sample_that_never_came(sample):
+    scoring = build({"size": spec("size")}).begin(2)
+    scoring.add(0, sample("a"))
+    with pytest.raises(ValueError, match="sample 1 was not added"):
+        scoring.result()
 
 
 @pytest.mark.parametrize(

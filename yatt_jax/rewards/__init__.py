@@ -4,7 +4,7 @@ A reward is any function ``reward(samples: list[Sample], **kwargs)`` that return
 None, NaN or ``Invalid(reason)`` says that a sample cannot be judged.
 """
 
-from yatt_jax.rewards.scorer import RewardError, Scorer, Scores, build
+from yatt_jax.rewards.scorer import RewardError, Scorer, Scores, Scoring, build
 from yatt_jax.rewards.spec import Invalid, RewardSpec
 
-__all__ = ["Invalid", "RewardError", "RewardSpec", "Scorer", "Scores", "build"]
+__all__ = ["Invalid", "RewardError", "RewardSpec", "Scorer", "Scores", "Scoring", "build"]

@@ -6,9 +6,9 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32
@@ -67,6 +67,9 @@ class _Failed:
     reason: str
 
 
+_Results: TypeAlias = list[float | Invalid | _Failed]
+
+
 def build(
     specs: Mapping[str, RewardSpec], *, on_error: Literal["raise", "count"] = "raise", workers: int = 1
 ) -> Scorer:
@@ -117,15 +120,38 @@ class Scorer:
           RewardError: an exception, if ``on_error`` is "raise"; always for a result of wrong length or type.
           InputError: the record of a sample lacks what a reward needs.
         """
-        calls = [(reward, chunk) for reward in self._rewards for chunk in _chunks(list(samples), reward.spec.chunk)]
-        run = self._pool.map if self._pool else map
-        results = list(run(lambda call: self._call(*call), calls))
-        total = np.zeros(len(samples), np.float32)
+        scoring = self.begin(len(samples))
+        for place, sample in enumerate(samples):
+            scoring.add(place, sample)
+        return scoring.result()
+
+    def begin(self, count: int) -> Scoring:
+        """Starts to score ``count`` samples that become known one after another, in any order.
+
+        With several workers, a call is made as soon as the samples of its chunk are there. Which samples share a call
+        does not depend on the order in which they end.
+        """
+        return Scoring(self, count)
+
+    def _calls(self, count: int) -> list[tuple[_Reward, range]]:
+        """Each call's reward, and the places of its samples."""
+        found = []
+        for reward in self._rewards:
+            size = reward.spec.chunk or max(count, 1)
+            found += [(reward, range(first, min(first + size, count))) for first in range(0, count, size)]
+        return found
+
+    def _submit(self, reward: _Reward, samples: list[Sample]) -> Future[_Results] | None:
+        """Makes a call on a worker; None where there are none."""
+        return self._pool.submit(self._call, reward, samples) if self._pool else None
+
+    def _mix(self, count: int, results: Mapping[str, _Results]) -> Scores:
+        """Sums up what the rewards said."""
+        total = np.zeros(count, np.float32)
         scores = Scores(total, {}, {}, {}, {})
         reasons: Counter[str] = Counter()
         for reward in self._rewards:
-            parts = [r for (owner, _), r in zip(calls, results, strict=True) if owner is reward]
-            values = [value for part in parts for value in part]
+            values = results[reward.name]
             array = np.asarray([v if isinstance(v, float) else np.nan for v in values], np.float32)
             array[~np.isfinite(array)] = np.nan
             faults = [v for v in values if isinstance(v, Invalid | _Failed)]
@@ -143,7 +169,7 @@ class Scorer:
                 _log.warning("reward %s (the sample is masked; further ones are counted and not shown)", reason)
         return scores
 
-    def _call(self, reward: _Reward, samples: list[Sample]) -> list[float | Invalid | _Failed]:
+    def _call(self, reward: _Reward, samples: list[Sample]) -> _Results:
         if not samples:
             return []
         try:
@@ -162,12 +188,56 @@ class Scorer:
             raise RewardError(_message(reward, "failed", error, samples[0]), samples[0]) from error
 
 
-def _chunks(samples: list[Sample], size: int) -> list[list[Sample]]:
-    size = size or max(len(samples), 1)
-    return [samples[i : i + size] for i in range(0, len(samples), size)]
+class Scoring:
+    """Samples on their way to scores; made by ``Scorer.begin``."""
+
+    def __init__(self, scorer: Scorer, count: int) -> None:
+        self._scorer = scorer
+        self._samples: list[Sample | None] = [None] * count
+        self._calls = scorer._calls(count)
+        self._missing = [len(places) for _, places in self._calls]
+        self._running: dict[int, Future[_Results]] = {}
+
+    def add(self, place: int, sample: Sample) -> None:
+        """Takes a sample that has ended.
+
+        Raises:
+          RewardError: a call for earlier samples failed, and the scorer does not count failures.
+        """
+        self._samples[place] = sample
+        for number, (reward, places) in enumerate(self._calls):
+            if place in places:
+                self._missing[number] -= 1
+                if not self._missing[number]:
+                    future = self._scorer._submit(reward, self._of(places))
+                    if future is not None:
+                        self._running[number] = future
+        for future in self._running.values():
+            if future.done():
+                future.result()  # raises what it raised: there is no need to sample the rest
+
+    def result(self) -> Scores:
+        """The scores of all samples, in the order of their places.
+
+        Raises:
+          RewardError: an exception, if the scorer does not count them; always for a result of wrong length or type.
+          InputError: the record of a sample lacks what a reward needs.
+        """
+        results: dict[str, _Results] = {name: [] for name in self._scorer.names}
+        for number, (reward, places) in enumerate(self._calls):
+            future = self._running.get(number)
+            results[reward.name] += self._scorer._call(reward, self._of(places)) if future is None else future.result()
+        return self._scorer._mix(len(self._samples), results)
+
+    def _of(self, places: range) -> list[Sample]:
+        found = [self._samples[place] for place in places]
+        missing = [place for place, sample in zip(places, found, strict=True) if sample is None]
+        if missing:
+            raise ValueError(f"sample {missing[0]} was not added")
+        return [sample for sample in found if sample is not None]
 
 
-def _values(reward: _Reward, samples: list[Sample], result: Any) -> list[float | Invalid | _Failed]:
+def _values(reward: _Reward, samples: list[Sample], result: Any) -> _Results:
     """The numbers in a function's result; never integers, so that no fraction can be lost.
 
     Raises:
@@ -180,7 +250,7 @@ def _values(reward: _Reward, samples: list[Sample], result: Any) -> list[float |
     if items is None or len(items) != len(samples):
         found = type(result).__name__ if items is None else f"{len(items)} values"
         raise RewardError(_message(reward, f"returned {found} for {len(samples)} samples"))
-    values: list[float | Invalid | _Failed] = []
+    values: _Results = []
     for sample, item in zip(samples, items, strict=True):
         scalar = getattr(item, "ndim", 0) == 0 and hasattr(item, "dtype")
         if item is None:
