@@ -91,6 +91,23 @@ class Group:
             time.sleep(0.02)
         return time.monotonic() - begin
 
+    def wait_for_text_or_end(self, process: int, text: str, timeout: float) -> bool:
+        """Waits until a process has written ``text`` to stdout, or has ended without; says whether it has ended."""
+        begin = time.monotonic()
+        while text not in self.stdout(process):
+            if self.children[process].poll() is not None:
+                return True
+            assert time.monotonic() - begin < timeout, f"neither {text!r} nor an end{self.describe()}"
+            time.sleep(0.02)
+        return False
+
+    def wait_for_end(self, seconds: float, processes: Sequence[int]) -> bool:
+        """Waits so long, or until all of these processes have ended; says whether they have."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(self.children[i].poll() is None for i in processes):
+            time.sleep(0.01)
+        return all(self.children[i].poll() is not None for i in processes)
+
     def wait(self, timeout: float, processes: Sequence[int] | None = None) -> list[Finished]:
         """Waits until these processes (all by default) have ended, and returns how."""
         chosen = range(len(self.children)) if processes is None else processes

@@ -140,11 +140,14 @@ def test_scoring_starts_before_all_samples_have_ended(sample):
 def test_a_failure_is_seen_while_others_are_sampled(sample):
     scorer = build({"r": spec("fails_on_bad", chunk=1)}, workers=2)
     scoring = scorer.begin(1000)
-    with pytest.raises(RewardError, match="no luck"):
-        scoring.add(0, sample("bad"))
-        for place in range(1, 1000):
+
+    def sampling() -> None:
+        for place in range(1000):
+            scoring.add(place, sample("good" if place else "bad"))
             time.sleep(0.01)
-            scoring.add(place, sample("good"))
+
+    with pytest.raises(RewardError, match="no luck"):
+        sampling()
     scorer.close()
 
 
