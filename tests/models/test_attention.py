@@ -15,7 +15,7 @@ import pytest
 from yatt_jax.models.attention import Form, attend, cache_places, choose, keys_places_last
 from yatt_jax.models.build import build
 from yatt_jax.models.config import DecoderConfig
-from yatt_jax.models.decoder import Cache
+from yatt_jax.models.decoder import Cache, write
 from yatt_jax.ops.attention import Cached, Packed, Seen
 from yatt_jax.parallel.partition import Partition, Split, make_partitions
 from yatt_jax.types import Inputs
@@ -26,6 +26,21 @@ AMD = types.SimpleNamespace(platform="gpu", compute_capability="gfx942")
 PACKED, CACHED = Packed(jnp.ones((1, 1), jnp.int32)), Cached(jnp.zeros(1, jnp.int32), jnp.int32(0))
 OPTIONS: dict[str, Any] = {"scale": 0.5, "softcap": 0.0}
 WINDOWS = (0, 3)
+
+
+def test_both_ways_to_write_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 2, 4, 8)), jnp.float32)
+    written = []
+    for by_head in (False, True):
+        monkeypatch.setattr("yatt_jax.models.decoder.writes_by_head", lambda by_head=by_head: by_head)
+        cache = Cache.zeros(dataclasses.replace(CONFIG, head_dim=8), 3, 6)
+        written.append(write(cache, jnp.int32(1), jnp.asarray([0, 4, 6]), *new))
+    jax.tree.map(np.testing.assert_array_equal, *written)
+    keys = np.asarray(written[1].keys)
+    np.testing.assert_array_equal(keys[1, 0, :, :4], new[0, 0])
+    np.testing.assert_array_equal(keys[1, 1, :, 4:], new[0, 1, :, :2])  # what reaches past the end is dropped
+    assert not keys[0].any()
+    assert not keys[1, 2].any()
 
 
 @pytest.mark.parametrize(

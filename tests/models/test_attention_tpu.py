@@ -77,7 +77,7 @@ def compiled_gradient(config: DecoderConfig, partition: Partition) -> Any:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("train", [train for train, _ in SPLITS])
+@pytest.mark.parametrize("train", [train for train, _ in SPLITS[:1]])
 def test_a_gradient_of_8k_tokens(topology: str, train: Split) -> None:
     partition, _ = make_partitions(train, Split(), described_devices(topology), kv_heads=(CONFIG.kv_heads,))
     found = compiled_gradient(CONFIG, partition)
@@ -93,7 +93,9 @@ def test_a_gradient_of_8k_tokens(topology: str, train: Split) -> None:
 
 def test_the_same_without_kernels_holds_the_logits() -> None:
     partition, _ = make_partitions(SPLITS[0][0], Split(), described_devices(TOPOLOGIES[0]))
-    found = compiled_gradient(dataclasses.replace(CONFIG, attention="plain", layers=1, windows=()), partition)
+    found = compiled_gradient(
+        dataclasses.replace(CONFIG, attention="plain", layers=1, windows=(), rope_of_layer=()), partition
+    )
     assert kernels(found.as_text()) == []
     assert f"{TOKENS},{TOKENS}" in found.as_text()
 

@@ -81,6 +81,16 @@ def keys_places_last(device: Any) -> bool:
     return device.platform == "cpu"
 
 
+def writes_by_head() -> bool:
+    """Whether the program being traced writes to its cache one head at a time.
+
+    Where heads are written together, the TPU compiler lays the cache out with a place's heads side by side, and turns
+    all of it round for the kernel, in each layer of each step.
+    """
+    partition = active_partition()
+    return partition is not None and partition.device.platform == "tpu"
+
+
 def cache_places(device: Any, tokens: int) -> int:
     """Places of a cache for rows of at most so many tokens, on devices like this one."""
     return -(-tokens // _TPU_PLACES) * _TPU_PLACES if device.platform == "tpu" else tokens

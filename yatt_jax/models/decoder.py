@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from yatt_jax.models.attention import attend
+from yatt_jax.models.attention import attend, writes_by_head
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.models.layers import MLP, Projection, RMSNorm, rope_tables, rotate, weight
 from yatt_jax.ops.attention import Cached, Packed
@@ -119,19 +119,22 @@ class Attention(nnx.Module):
 
 def write(cache: Cache, layer: jax.Array, start_B: jax.Array, k_BJTK: jax.Array, v_BJTK: jax.Array) -> Cache:
     """Puts new keys and values of one layer into slots ``start .. start + T - 1`` of each row."""
-    T = k_BJTK.shape[2]
-    slots_BT = start_B[:, None] + jnp.arange(T)
-    indices = jnp.stack([jnp.broadcast_to(layer, slots_BT.shape), slots_BT], axis=-1)
+    B, J, T, _ = k_BJTK.shape
+    slots = start_B[:, None] + jnp.arange(T)
+    by_head = writes_by_head()
+    if by_head:
+        slots = jnp.broadcast_to(slots[:, None], (B, J, T))
+    indices = jnp.stack([jnp.broadcast_to(layer, slots.shape), slots], axis=-1)
 
     def put(buffer: jax.Array, new_BJTK: jax.Array, slots: int) -> jax.Array:
         # Rows are a batch dimension of the scatter: with row numbers among its indices, rows that are split over
         # devices would be gathered on each of them.
         dimensions = jax.lax.ScatterDimensionNumbers(
-            update_window_dims=(1, 3),
+            update_window_dims=(3,) if by_head else (1, 3),
             inserted_window_dims=(0, slots),
             scatter_dims_to_operand_dims=(0, slots),
-            operand_batching_dims=(1,),
-            scatter_indices_batching_dims=(0,),
+            operand_batching_dims=(1, 2) if by_head else (1,),
+            scatter_indices_batching_dims=(0, 1) if by_head else (0,),
         )
         # Out-of-range slots are dropped: padding at the end of a prefill may reach past the cache.
         mode = jax.lax.GatherScatterMode.FILL_OR_DROP
