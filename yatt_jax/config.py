@@ -72,6 +72,7 @@ class ModelConfig:
       compute_dtype: of activations and matrix products.
       frozen_dtype: of the parameters of reference and teacher.
       remat: "full" recomputes each layer in the backward pass, "none" keeps its activations.
+      attention: "auto" is the quickest form that the devices have, "plain" the one without kernels.
     """
 
     path: str = ""
@@ -84,6 +85,7 @@ class ModelConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "full"] = "full"
+    attention: Literal["auto", "plain"] = "auto"
 
 
 @dataclasses.dataclass(frozen=True)

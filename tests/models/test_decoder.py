@@ -13,7 +13,6 @@ import pytest
 from yatt_jax.models.build import build
 from yatt_jax.models.config import DecoderConfig, Rope
 from yatt_jax.models.decoder import Cache
-from yatt_jax.models.layers import attend
 from yatt_jax.parallel.partition import Split, make_partitions
 from yatt_jax.types import Inputs
 
@@ -175,15 +174,6 @@ def test_final_softcap(lm, full):
     logits = np.asarray(model.bind(params).logits(full[1]))
     plain = np.asarray(full[1]) @ np.asarray(params["decoder"]["embedding"]).T
     np.testing.assert_allclose(logits, 3 * np.tanh(plain / 3), atol=1e-5)
-
-
-def test_attention_by_hand():
-    # One head, two keys: scores 2 and 0; with the cap of 1 they become tanh(2) and 0.
-    q, k, v = jnp.array([[[[1.0]]]]), jnp.array([[[[2.0], [0.0]]]]), jnp.array([[[[1.0], [0.0]]]])
-    see = jnp.ones((1, 1, 2), bool)
-    assert attend(q, k, v, see, scale=1.0, softcap=0.0).item() == pytest.approx(0.880797, abs=1e-6)
-    assert attend(q, k, v, see, scale=1.0, softcap=1.0).item() == pytest.approx(0.723927, abs=1e-6)
-    assert attend(q, k, v, ~see, scale=1.0, softcap=0.0).item() == 0.0
 
 
 def test_heads_of_critic_and_reward_model(one_device):

@@ -64,6 +64,7 @@ def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress
             dtype=choice.frozen_dtype if role in ("reference", "teacher") else choice.dtype,
             compute_dtype=choice.compute_dtype,
             remat=choice.remat,
+            attention=choice.attention,
             seed=plan.config.seed,
             progress=lambda done, total, name: progress(1) if progress else None,
         )

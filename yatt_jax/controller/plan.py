@@ -263,7 +263,7 @@ def _models(
 ) -> tuple[dict[str, Any], dict[str, Any] | None, dict[str, Model], dict[str, str]]:
     """The static half of each role's model, and where its weights come from."""
     choice = config.model
-    compute = {"dtype": choice.compute_dtype, "remat": choice.remat}
+    compute = {"dtype": choice.compute_dtype, "remat": choice.remat, "attention": choice.attention}
     if choice.path:
         source = hf.read_folder(choice.path)
         hf_config, generation_config = source.hf_config, source.generation_config or None

@@ -95,6 +95,7 @@ def load_model(
     dtype: str = "float32",
     compute_dtype: str = "float32",
     remat: str = "none",
+    attention: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Model, Params]:
@@ -111,6 +112,7 @@ def load_model(
       dtype: of the parameters.
       compute_dtype: of activations.
       remat: see ``DecoderConfig.remat``.
+      attention: see ``DecoderConfig.attention``.
       seed: of a reward head that must be drawn.
       progress: called after each tensor.
 
@@ -121,7 +123,7 @@ def load_model(
       CheckpointError: anything missing, unknown, misshapen or unreadable; the message names file and tensor.
     """
     folder = read_folder(path)
-    config = dataclasses.replace(folder.config, dtype=compute_dtype, remat=remat)
+    config = dataclasses.replace(folder.config, dtype=compute_dtype, remat=remat, attention=attention)
     source = _open(folder)
     head = _head_shape(folder, source, kind)
     options = {"labels": head[0], "bias": head[1]} if head and kind == "reward" else {}

@@ -67,6 +67,8 @@ class DecoderConfig:
       final_softcap: the same for output logits.
       dtype: compute dtype; parameters keep their own.
       remat: what the backward pass of a layer recomputes: "none" keeps all, "full" keeps a layer's input alone.
+      attention: "auto" is the quickest form for the devices (see ``models.attention``), "plain" the one that needs no
+        kernel.
     """
 
     vocab: int
@@ -94,6 +96,7 @@ class DecoderConfig:
     final_softcap: float = 0.0
     dtype: str = "float32"
     remat: Literal["none", "full"] = "none"
+    attention: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -106,3 +109,13 @@ class DecoderConfig:
         for name in ("windows", "rope_of_layer"):
             if len(getattr(self, name)) != self.layers:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.layers} layers")
+
+    @property
+    def distinct_windows(self) -> tuple[int, ...]:
+        """The windows that layers have, each once."""
+        return tuple(sorted(set(self.windows)))
+
+    @property
+    def window_of_layer(self) -> tuple[int, ...]:
+        """Index into ``distinct_windows`` of each layer."""
+        return tuple(self.distinct_windows.index(window) for window in self.windows)

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from yatt_jax.models.attention import attend, writes_by_head
 from yatt_jax.models.config import DecoderConfig
-from yatt_jax.models.layers import MLP, Projection, RMSNorm, attend, rope_tables, rotate, weight
+from yatt_jax.models.layers import MLP, Projection, RMSNorm, rope_tables, rotate, weight
+from yatt_jax.ops.attention import Cached, Packed
 from yatt_jax.parallel.partition import constrain
 from yatt_jax.types import Inputs, PyTree
 
@@ -27,19 +29,28 @@ class Cache:
     """Keys and values of the tokens seen so far, by row and slot.
 
     Slot s of row b holds token s of that row: rows are contiguous from slot 0. A token sees the slots up to its own,
-    so a slot past the row's length may hold anything. A decoder takes one cache for all layers, or, with ``blocks``,
-    one for each (L is then 1).
+    so a slot past the row's length may hold anything that is finite. A decoder takes one cache for all layers, or, with
+    ``blocks``, one for each (L is then 1). ``places_last`` is the layout of the keys (see ``ops.attention.Cached``).
     """
 
-    keys: Float[Array, "L B J S K"]
+    keys: Float[Array, "L B J S K"] | Float[Array, "L B J K S"]
     values: Float[Array, "L B J S K"]
+    places_last: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @staticmethod
-    def zeros(config: DecoderConfig, rows: int, slots: int, dtype: str | None = None) -> Cache:
+    def zeros(
+        config: DecoderConfig, rows: int, slots: int, dtype: str | None = None, *, places_last: bool = False
+    ) -> Cache:
         """An empty cache for ``rows`` rows of at most ``slots`` tokens."""
         shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
         dtype = dtype or config.dtype
-        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))  # two buffers, so that both can be donated
+        # Two buffers, so that both can be donated.
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)).laid_out(places_last)
+
+    def laid_out(self, places_last: bool) -> Cache:
+        """The same with its keys in this layout."""
+        keys = self.keys if places_last == self.places_last else jnp.swapaxes(self.keys, 3, 4)
+        return Cache(keys, self.values, places_last)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +59,8 @@ class _Context:
 
     cos_RBTF: jax.Array
     sin_RBTF: jax.Array
-    distance_BTS: jax.Array  # query index - key index
-    visible_BTS: jax.Array
+    segments_BT: jax.Array
     start_B: jax.Array | None
-
-    def mask(self, window: Int[Array, ""]) -> Bool[Array, "B T S"]:
-        near = (window == 0) | (self.distance_BTS < window)
-        return self.visible_BTS & (self.distance_BTS >= 0) & near
 
 
 class Attention(nnx.Module):
@@ -74,14 +80,15 @@ class Attention(nnx.Module):
         self,
         x_BTD: jax.Array,
         context: _Context,
-        window: jax.Array,
-        rope: jax.Array,
+        window: int | jax.Array,
+        rope: int | jax.Array,
         layer: jax.Array,
         cache: Cache | None,
     ) -> tuple[jax.Array, Cache]:
         """Attention outputs ``[B, T, D]``, and the cache with this layer's keys and values written.
 
-        Without a cache, the keys and values themselves, ``[B, J, T, K]`` each.
+        Without a cache, the keys and values themselves, ``[B, J, T, K]`` each. ``window`` and ``rope`` say which of
+        the model's the layer has.
         """
         q = constrain(self.q(x_BTD), "rows", None, "act_heads", None)
         k = constrain(self.k(x_BTD), "rows", None, "act_kv_heads", None)
@@ -91,41 +98,51 @@ class Attention(nnx.Module):
         cos, sin = context.cos_RBTF[rope], context.sin_RBTF[rope]
         q, k_BJTK, v_BJTK = rotate(q, cos, sin), rotate(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if cache is None:
-            keys, values = k_BJTK, v_BJTK
-            cache = Cache(keys, values)
+            seen, cache = Packed(context.segments_BT), Cache(k_BJTK, v_BJTK)
         else:
             assert context.start_B is not None
+            seen = Cached(context.start_B, layer, cache.places_last)
             cache = write(cache, layer, context.start_B, k_BJTK, v_BJTK)
-            keys = jax.lax.dynamic_index_in_dim(cache.keys, layer, keepdims=False).astype(q.dtype)
-            values = jax.lax.dynamic_index_in_dim(cache.values, layer, keepdims=False).astype(q.dtype)
         out = attend(
-            q, keys, values, context.mask(window), scale=self.config.query_scale, softcap=self.config.attention_softcap
+            q,
+            cache.keys,
+            cache.values,
+            seen,
+            windows=self.config.distinct_windows,
+            which=window,
+            scale=self.config.query_scale,
+            softcap=self.config.attention_softcap,
+            form=self.config.attention,
         )
         return self.o(constrain(out, "rows", None, "act_heads", None)), cache
 
 
 def write(cache: Cache, layer: jax.Array, start_B: jax.Array, k_BJTK: jax.Array, v_BJTK: jax.Array) -> Cache:
     """Puts new keys and values of one layer into slots ``start .. start + T - 1`` of each row."""
-    T = k_BJTK.shape[2]
-    slots_BT = start_B[:, None] + jnp.arange(T)
-    indices = jnp.stack([jnp.broadcast_to(layer, slots_BT.shape), slots_BT], axis=-1)
-    # Rows are a batch dimension of the scatter: with row numbers among its indices, rows that are split over devices
-    # would be gathered on each of them.
-    dimensions = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 3),
-        inserted_window_dims=(0, 3),
-        scatter_dims_to_operand_dims=(0, 3),
-        operand_batching_dims=(1,),
-        scatter_indices_batching_dims=(0,),
-    )
+    B, J, T, _ = k_BJTK.shape
+    slots = start_B[:, None] + jnp.arange(T)
+    by_head = writes_by_head()
+    if by_head:
+        slots = jnp.broadcast_to(slots[:, None], (B, J, T))
+    indices = jnp.stack([jnp.broadcast_to(layer, slots.shape), slots], axis=-1)
 
-    def put(buffer: jax.Array, new_BJTK: jax.Array) -> jax.Array:
+    def put(buffer: jax.Array, new_BJTK: jax.Array, slots: int) -> jax.Array:
+        # Rows are a batch dimension of the scatter: with row numbers among its indices, rows that are split over
+        # devices would be gathered on each of them.
+        dimensions = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(3,) if by_head else (1, 3),
+            inserted_window_dims=(0, slots),
+            scatter_dims_to_operand_dims=(0, slots),
+            operand_batching_dims=(1, 2) if by_head else (1,),
+            scatter_indices_batching_dims=(0, 1) if by_head else (0,),
+        )
         # Out-of-range slots are dropped: padding at the end of a prefill may reach past the cache.
         mode = jax.lax.GatherScatterMode.FILL_OR_DROP
         new_BJTK = new_BJTK.astype(buffer.dtype)
         return jax.lax.scatter(buffer, indices, new_BJTK, dimensions, unique_indices=True, mode=mode)
 
-    return Cache(put(cache.keys, k_BJTK), put(cache.values, v_BJTK))
+    keys = put(cache.keys, k_BJTK, 4 if cache.places_last else 3)
+    return Cache(keys, put(cache.values, v_BJTK, 3), cache.places_last)
 
 
 class Block(nnx.Module):
@@ -140,7 +157,13 @@ class Block(nnx.Module):
         self.post_mlp_norm = RMSNorm(config.hidden, config) if config.post_norms else None
 
     def __call__(
-        self, x: jax.Array, context: _Context, window: jax.Array, rope: jax.Array, layer: jax.Array, cache: Cache | None
+        self,
+        x: jax.Array,
+        context: _Context,
+        window: int | jax.Array,
+        rope: int | jax.Array,
+        layer: jax.Array,
+        cache: Cache | None,
     ) -> tuple[jax.Array, Cache]:
         """The residual stream after the block, and the cache as ``Attention`` returns it."""
         y, cache = self.attention(self.attention_norm(x), context, window, rope, layer, cache)
@@ -210,17 +233,11 @@ class Decoder(nnx.Module):
         tokens, positions, segments = (a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments))
         config = self.config
         cos, sin = rope_tables(config, positions)
-        index = jnp.arange(T)
         if cache is None:
             start_B = None
-            distance = (index[:, None] - index[None, :])[None]
-            visible = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
-        else:
-            start_B = jnp.zeros(tokens.shape[:1], jnp.int32) if start_B is None else start_B
-            slots = jax.tree.leaves(cache)[0].shape[3]
-            distance = (start_B[:, None] + index)[:, :, None] - jnp.arange(slots)
-            visible = jnp.ones((1, 1, 1), bool)
-        context = _Context(cos, sin, distance, visible, start_B)
+        elif start_B is None:
+            start_B = jnp.zeros(tokens.shape[:1], jnp.int32)
+        context = _Context(cos, sin, segments, start_B)
         x = constrain(self.embed(tokens), "rows", None, None)
         if blocks is None:
             assert not isinstance(cache, tuple)
@@ -244,7 +261,7 @@ class Decoder(nnx.Module):
 
         if config.remat == "full":
             step = jax.checkpoint(step, prevent_cse=False)
-        per_layer = (jnp.asarray(config.windows), jnp.asarray(config.rope_of_layer), jnp.arange(config.layers))
+        per_layer = (jnp.asarray(config.window_of_layer), jnp.asarray(config.rope_of_layer), jnp.arange(config.layers))
         (x, cache), fresh = jax.lax.scan(step, (x, cache), (stacked, *per_layer))
         return x, fresh if collect else cache
 
@@ -253,9 +270,9 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
         new: list[Cache] = []
         given = caches or (None,) * len(blocks)
-        per_layer = zip(blocks, given, self.config.windows, self.config.rope_of_layer, strict=True)
+        per_layer = zip(blocks, given, self.config.window_of_layer, self.config.rope_of_layer, strict=True)
         for block, cache, window, rope in per_layer:
-            x, written = block(x, context, jnp.int32(window), jnp.int32(rope), jnp.int32(0), cache)
+            x, written = block(x, context, window, rope, jnp.int32(0), cache)
             new.append(written if cache is not None else jax.tree.map(lambda a: a[None], written))
         return x, tuple(new)
 

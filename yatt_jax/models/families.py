@@ -54,7 +54,8 @@ def to_hf(model_type: str, config: DecoderConfig, max_positions: int = 2048) -> 
         "max_position_embeddings": max_positions,
         **chosen.to_hf(config),
     }
-    back = dataclasses.replace(chosen.from_hf(values), dtype=config.dtype, remat=config.remat)
+    how = {"dtype": config.dtype, "remat": config.remat, "attention": config.attention}
+    back = dataclasses.replace(chosen.from_hf(values), **how)
     if back != config:
         lost = [f.name for f in dataclasses.fields(config) if getattr(back, f.name) != getattr(config, f.name)]
         raise ConfigError(f"a {model_type} config cannot express this decoder: {', '.join(lost)} would change")

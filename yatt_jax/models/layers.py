@@ -1,4 +1,4 @@
-"""Layers shared by the model families: linear maps over named axes, norms, rotary positions, attention, MLP."""
+"""Layers shared by the model families: linear maps over named axes, norms, rotary positions, MLP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from yatt_jax.models.config import DecoderConfig, Rope
 from yatt_jax.parallel.partition import constrain
@@ -104,32 +104,6 @@ def rotate(
     cos, sin = cos_BTF[:, :, None, :], sin_BTF[:, :, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x_BTHK.dtype)
-
-
-def attend(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BJSK: Float[Array, "B J S K"],
-    v_BJSK: Float[Array, "B J S K"],
-    mask_BTS: Bool[Array, "B T S"],
-    *,
-    scale: float,
-    softcap: float,
-) -> Float[Array, "B T H K"]:
-    """Grouped-query attention (Ainslie et al. 2023); keys and values head-major, as the cache keeps them.
-
-    A query with no key to see (padding) gets zeros, never NaN.
-    """
-    B, T, H, K = q_BTHK.shape
-    J = k_BJSK.shape[1]
-    q_BJGTK = q_BTHK.reshape(B, T, J, H // J, K).transpose(0, 2, 3, 1, 4)
-    scores = jnp.einsum("bjgtk,bjsk->bjgts", q_BJGTK, k_BJSK, preferred_element_type=jnp.float32) * scale
-    if softcap:
-        scores = softcap * jnp.tanh(scores / softcap)
-    mask = mask_BTS[:, None, None, :, :]
-    scores = jnp.where(mask, scores, -1e30)
-    probs = jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0).astype(v_BJSK.dtype)
-    out = jnp.einsum("bjgts,bjsk->bjgtk", probs, v_BJSK)
-    return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, K)
 
 
 class Projection(nnx.Module):

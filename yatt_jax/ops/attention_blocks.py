@@ -46,7 +46,7 @@ def blocks(
     N = q.shape[1] // block
     q_BNJRK = q.reshape(B, N, block, J, H // J, K).transpose(0, 1, 3, 4, 2, 5).reshape(B, N, J, -1, K)
     static = _Static(scale, softcap, block)
-    out = _attend(q_BNJRK, k, v, segments, jnp.asarray(window, jnp.int32), static)
+    out: Any = _attend(q_BNJRK, k, v, segments, jnp.asarray(window, jnp.int32), static)
     out = out.reshape(B, N, J, H // J, block, K).transpose(0, 1, 4, 2, 3, 5)
     return out.reshape(B, N * block, H, K)[:, :T].astype(q_BTHK.dtype)
 

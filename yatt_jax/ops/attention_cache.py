@@ -21,8 +21,12 @@ from jaxtyping import Array, Float, Int
 from yatt_jax.ops.attention import HIDDEN, Cached
 
 _LANES = 128
-_BLOCK_BYTES = 2**20  # of one block of keys; four of these are held at a time
-_MOST_QUERIES = 64  # tokens of a block of queries
+# What a program holds in fast memory, of which TPUs give it 16 MiB unasked.
+_KEY_BYTES = 2**20  # of a block of keys; it holds four of these, keys and values being fetched a block ahead
+_QUERY_BYTES = 2**19  # of a block of queries; four of these, and two or more of sums in float32
+_LOGITS = 2**18  # of one head in float32, and as many weights
+_QUERIES = 64  # tokens of a block of queries
+_TILE = 16  # rows of a tile
 
 
 def cached(
@@ -43,9 +47,8 @@ def cached(
     B, T, H, K = q_BTHK.shape
     J, S = values.shape[2:4]
     G = H // J
-    # Powers of two of at least a tile of rows, so that a query's token is the low bits of its row.
-    tokens = 1 if T == 1 else min(max(16, pl.next_power_of_2(T)), _MOST_QUERIES)
-    side = side_of_blocks(S, J * K * values.dtype.itemsize)
+    tokens = tokens_of_blocks(T, H * K * q_BTHK.dtype.itemsize)
+    side = side_of_blocks(S, J * K * values.dtype.itemsize, G * tokens)
     N, rows = pl.cdiv(T, tokens), G * tokens
     q = jnp.pad(q_BTHK, ((0, 0), (0, N * tokens - T), (0, 0), (0, 0)))
     q_BJRK = q.reshape(B, N, tokens, J, G, K).transpose(0, 3, 1, 4, 2, 5).reshape(B, J, N * rows, K)
@@ -53,8 +56,9 @@ def cached(
     def places(b: jax.Array, n: jax.Array, start: jax.Array, window: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First and last block that the queries of block n see; the last is -1 for a row past the end."""
         lowest = start[b] + n * tokens
-        first = jnp.where(window[0] > 0, jnp.maximum(lowest - window[0] + 1, 0), 0) // side
-        last = jnp.minimum(lowest + tokens - 1, S - 1) // side
+        # Not //: the signs that it looks at would be lowered for the device at hand, and not the one compiled for.
+        first = jax.lax.div(jnp.where(window[0] > 0, jnp.maximum(lowest - window[0] + 1, 0), 0), side)
+        last = jax.lax.div(jnp.minimum(lowest + tokens - 1, S - 1), side)
         return jnp.minimum(first, pl.cdiv(S, side) - 1), jnp.where(lowest < S, last, -1)
 
     def block(b, n, s, layer, start, window):
@@ -102,9 +106,20 @@ def cached(
     return out.reshape(B, N * tokens, H, K)[:, :T]
 
 
-def side_of_blocks(slots: int, bytes_of_a_place: int) -> int:
+def tokens_of_blocks(tokens: int, bytes_of_a_token: int) -> int:
+    """Tokens in a block of queries: a power of two of at least a tile, so that a row's low bits are its token, or 1."""
+    if tokens == 1:
+        return 1
+    most = _QUERY_BYTES // bytes_of_a_token
+    while (size := min(_QUERIES, pl.next_power_of_2(tokens))) > max(most, _TILE):
+        tokens = size // 2
+    return max(size, _TILE)
+
+
+def side_of_blocks(slots: int, bytes_of_a_place: int, rows: int) -> int:
     """Places in a block: all of a short cache, else a multiple of a tile that divides it, and fits, where one does."""
-    most = max(_LANES, _BLOCK_BYTES // bytes_of_a_place // _LANES * _LANES)
+    most = min(_KEY_BYTES // bytes_of_a_place, _LOGITS // rows)
+    most = max(_LANES, most // _LANES * _LANES)
     if slots <= most:
         return slots
     dividing = [side for side in range(_LANES, most + 1, _LANES) if slots % side == 0]

@@ -7,6 +7,7 @@ blocks, so rows are padded to them, and it knows no query that sees nothing, so 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ def splash(
     k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))) for x in (k_BJTK, v_BJTK))
     segments = jnp.pad(seen.segments, ((0, 0), (0, pad)))
     kernel = _kernel(T + pad, H, side, window, softcap, interpret)
-    out = jax.vmap(kernel)(q_BHTK, k, v, library.SegmentIds(segments, segments))
+    out: Any = jax.vmap(kernel)(q_BHTK, k, v, library.SegmentIds(segments, segments))
     out = out.transpose(0, 2, 1, 3)[:, :T]
     return jnp.where((seen.segments > 0)[:, :, None, None], out, 0)
 

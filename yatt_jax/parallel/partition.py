@@ -138,6 +138,11 @@ class Partition:
         """Number of parts that the rows are split into."""
         return math.prod(self.mesh.shape[a] for a in self.rules["rows"])
 
+    @property
+    def device(self) -> Any:
+        """One of the devices; all are of a kind. It need not be there: programs are compiled for described ones too."""
+        return self.mesh.devices.flat[0]
+
     @contextlib.contextmanager
     def active(self) -> Iterator[Partition]:
         """Makes ``constrain`` inside the block (that is, while tracing) follow this partition."""
@@ -149,6 +154,11 @@ class Partition:
 
 
 _ACTIVE: contextvars.ContextVar[Partition | None] = contextvars.ContextVar("partition", default=None)
+
+
+def active_partition() -> Partition | None:
+    """The partition that the program being traced is for, or None where none is active."""
+    return _ACTIVE.get()
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from yatt_jax.models.attention import cache_places, keys_places_last
 from yatt_jax.models.build import Model
 from yatt_jax.models.decoder import Cache
 from yatt_jax.ops.select import Choice, Filters, row_keys, select, uniforms
@@ -158,7 +159,7 @@ class Programs:
         twice while it samples; pays on CPUs.
 
     Attributes:
-      capacity: S.
+      capacity: S, the tokens asked for or some more.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Programs:
         self._model = model
         self._partition = partition
         self._rows = rows
-        self.capacity = capacity
+        self.capacity = cache_places(partition.device, capacity)
         self._chunk = chunk
         self._record_kept = record_kept
         self._cache_dtype = cache_dtype
@@ -198,7 +199,8 @@ class Programs:
         zeros = jnp.zeros(self._rows, jnp.int32)
         keys = jnp.zeros((self._rows, 2), jnp.uint32)
         rows = Rows(zeros, zeros, zeros, zeros, zeros + EMPTY, keys)
-        cache = Cache.zeros(self._model.config, self._rows, self.capacity, self._cache_dtype)
+        last = keys_places_last(self._partition.device)
+        cache = Cache.zeros(self._model.config, self._rows, self.capacity, self._cache_dtype, places_last=last)
         return self._place_caches(_by_layer(cache) if self._unroll else cache), self._place(rows)
 
     def _run(
@@ -214,6 +216,7 @@ class Programs:
             *_, fresh = self._run(params, layers, packs, collect=True)
         # A copy takes a pack's length from its offset on: what follows the prompt is never read.
         wide = jax.tree.map(lambda x: jnp.pad(x, [(0, 0)] * 3 + [(0, x.shape[3]), (0, 0)]), fresh)
+        wide = jax.tree.map(_laid_out_as, wide, caches, is_leaf=_is_cache)
         length = min(packs.tokens.shape[1], self.capacity)
         return self._copied(caches, wide, copies, length)
 
@@ -248,14 +251,20 @@ class Programs:
             for lane in range(copies.count.shape[0]):
 
                 def one(i: jax.Array, caches: Caches, lane: int = lane) -> Caches:
-                    def move(to: jax.Array, of: jax.Array) -> jax.Array:
-                        begin = (0, copies.source[lane, i], 0, copies.offset[lane, i], 0)
-                        piece = jax.lax.dynamic_slice(of, begin, (of.shape[0], 1, of.shape[2], length, of.shape[4]))
+                    def move(to: jax.Array, of: jax.Array, places: int) -> jax.Array:
+                        begin = [0, copies.source[lane, i], 0, 0, 0]
+                        size = [of.shape[0], 1, *of.shape[2:]]
+                        begin[places], size[places] = copies.offset[lane, i], length
+                        piece = jax.lax.dynamic_slice(of, begin, size)
                         return jax.lax.dynamic_update_slice(
                             to, piece.astype(to.dtype), (0, copies.slot[lane, i], 0, 0, 0)
                         )
 
-                    return jax.tree.map(move, caches, caches if source is None else source)
+                    def both(to: Cache, of: Cache) -> Cache:
+                        keys = move(to.keys, of.keys, 4 if to.places_last else 3)
+                        return Cache(keys, move(to.values, of.values, 3), to.places_last)
+
+                    return jax.tree.map(both, caches, caches if source is None else source, is_leaf=_is_cache)
 
                 caches = jax.lax.fori_loop(0, copies.count[lane], one, caches)
             return caches
@@ -372,6 +381,14 @@ class Programs:
             return jax.lax.with_sharding_constraint(x, self._partition.sharding(_CACHE_AXES, x.shape))
 
         return jax.tree.map(pin, caches)
+
+
+def _is_cache(x: Any) -> bool:
+    return isinstance(x, Cache)
+
+
+def _laid_out_as(cache: Cache, other: Cache) -> Cache:
+    return cache.laid_out(other.places_last)
 
 
 def _by_layer(cache: Cache) -> tuple[Cache, ...]:
