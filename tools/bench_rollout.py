@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -19,12 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from tools.measure import Compiled, matmul_peak, peak_bytes, timed
 from yatt_jax.data import tokenizer as tokenizers
 from yatt_jax.data.config import DataError
 from yatt_jax.io import hf
 from yatt_jax.models.build import Model
+from yatt_jax.models.layers import Projection
 from yatt_jax.parallel.partition import Split, make_partitions
 from yatt_jax.rollout.engine import Ask, Engine
 from yatt_jax.rollout.sampling import Sampling
@@ -155,18 +158,21 @@ def _prompts(tokenizer: Any, count: int) -> list[Prompt]:
 def matmul_seconds(model: Model, params: Params, rows: int, runs: int) -> float:
     """Seconds that the matrix products of one decode step take by themselves: each layer's, and the output's."""
     lm = model.bind(params)
-    layers = [jax.tree.leaves(layer) for layer in lm.decoder.unstack()]
-    weights = [[w.reshape(w.shape[0], -1) for w in layer if w.ndim > 1] for layer in layers]
-    output = lm.output_matrix()
-    sides = {w.shape[0] for layer in weights for w in layer} | {output.shape[1]}
-    inputs = {side: jnp.ones((rows, side), output.dtype) for side in sides}
+    projections = [
+        module
+        for block in lm.decoder.blocks(lm.decoder.unstack())
+        for _, module in nnx.iter_modules(block)
+        if isinstance(module, Projection)
+    ]
+    kernels = [p.kernel[...].reshape(-1, math.prod(p.kernel.shape[-p.contract :])) for p in projections]
+    kernels.append(lm.output_matrix())
+    inputs = {side: jnp.ones((rows, side), kernels[-1].dtype) for side in {k.shape[1] for k in kernels}}
 
     @jax.jit
-    def products(inputs: dict[int, jax.Array], weights: Any, output: jax.Array) -> list[jax.Array]:
-        made = [inputs[w.shape[0]] @ w for layer in weights for w in layer]
-        return [*(x.sum() for x in made), (inputs[output.shape[1]] @ output.T).sum()]
+    def products(inputs: dict[int, jax.Array], kernels: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.einsum("bk,nk->bn", inputs[kernel.shape[1]], kernel).sum() for kernel in kernels]
 
-    return timed(lambda: jax.block_until_ready(products(inputs, weights, output)), max(runs, 7))[0]
+    return timed(lambda: jax.block_until_ready(products(inputs, kernels)), max(runs, 7))[0]
 
 
 def _transformers(model: str, asked: Sequence[Ask], rows: int) -> Callable[[], None]:

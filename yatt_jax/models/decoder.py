@@ -173,6 +173,17 @@ class Block(nnx.Module):
         return constrain(x, "rows", None, None), cache
 
 
+def _projections(block: Block) -> list[Projection]:
+    return [module for _, module in nnx.iter_modules(block) if isinstance(module, Projection)]
+
+
+def _turned(block: Block) -> PyTree:
+    """The parameters of a layer, with its kernels turned."""
+    for projection in _projections(block):
+        projection.kernel = nnx.Param(projection.turned())
+    return nnx.to_pure_dict(nnx.state(block))
+
+
 class Decoder(nnx.Module):
     """The stack: tokens in, hidden states after the final norm out."""
 
@@ -194,16 +205,22 @@ class Decoder(nnx.Module):
         """The parameters of each layer by themselves.
 
         What runs again and again on a CPU takes them out of the stack once, before it starts: there, the scan copies
-        each layer's weights out of the stack every time, which costs a decode step as much as using them.
+        each layer's weights out of the stack every time, which costs a decode step as much as using them. The kernels
+        are turned, see ``Projection``.
         """
-        _, stacked = nnx.split(self.layers)
-        stacked = nnx.to_pure_dict(stacked)
-        return tuple(jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(self.config.layers))
+        graph, stacked = nnx.split(self.layers)
+        return tuple(
+            _turned(nnx.merge(graph, jax.tree.map(lambda a, i=i: a[i], stacked))) for i in range(self.config.layers)
+        )
 
     def blocks(self, layers: tuple[PyTree, ...]) -> tuple[Block, ...]:
         """The layers as modules of their own, of parameters from ``unstack``."""
         graph, _ = nnx.split(self.layers)
-        return tuple(nnx.merge(graph, layer) for layer in layers)
+        found = tuple(nnx.merge(graph, layer) for layer in layers)
+        for block in found:
+            for projection in _projections(block):
+                projection.outputs_first = True
+        return found
 
     def __call__(
         self,
