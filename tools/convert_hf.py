@@ -117,7 +117,7 @@ def from_run(run: Path, step: int | None, role: str, partition: Partition) -> So
     if role not in configuration.load_algo(config.algo).TRAINS:
         raise InputError(f"{run}: {config.algo} trains no {role}")
     # Checkpoints are read into any sharding: that of the run may not fit the devices here.
-    plan = make_plan(dataclasses.replace(config, parallel=configuration.ParallelConfig()))
+    plan = make_plan(dataclasses.replace(config, parallel=type(config.parallel)()))
     model = plan.models[role]
     named = (values.get("checkpoint") or {}).get("folder")
     folder = checkpoint_files.open_folder(named or run / "checkpoints", create=False)

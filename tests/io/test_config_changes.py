@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from yatt_jax.config import Config, default_config, to_dict
+from yatt_jax.config import OnlineRun, default_config, to_dict
 from yatt_jax.io.config_changes import _FIXED, ABSENT, Change, compare, refused, shown
 from yatt_jax.rewards import RewardSpec
 
@@ -27,7 +27,7 @@ def test_compare() -> None:
 
 
 def test_a_config_is_that_which_was_saved() -> None:
-    config = to_dict(Config(rewards={"length": RewardSpec(fn="yatt_jax.rewards.rules:length")}))
+    config = to_dict(OnlineRun(rewards={"length": RewardSpec(fn="yatt_jax.rewards.rules:length")}))
     assert compare(json.loads(json.dumps(config)), config) == []
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from yatt_jax.report import facts
-from yatt_jax.report.html import page, reward_change, write
+from yatt_jax.report.html import page, headline_change, write
 from yatt_jax.report.picture import picture
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, RunDirError
@@ -156,7 +156,7 @@ def test_change_of_training_reward_is_between_tenths(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path)
     for step in range(1, 21):
         run.append("metrics", {"step": step, "rollout/reward": float(step)})
-    assert reward_change(read_run(tmp_path)) == ("training reward", 1.5, 19.5)
+    assert headline_change(read_run(tmp_path)) == ("training reward", 1.5, 19.5)
 
 
 def test_one_evaluation_only_is_shown_as_such(tmp_path: Path) -> None:
