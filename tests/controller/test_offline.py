@@ -62,6 +62,39 @@ def test_a_reward_model_is_written_as_a_sequence_classifier_and_read_again(tmp_p
         assert lines(tmp_path / "again")[0][f"eval/{name}"] == pytest.approx(ended[f"eval/{name}"], abs=1e-5)
 
 
+@pytest.mark.slow
+def test_transformers_says_the_same_of_the_exported_models(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    def read(name: str, kind: Any, rows: str) -> tuple[Any, Callable[[str], Any], list[dict[str, Any]], dict[str, Any]]:
+        run(tmp_path / name, name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / name / "export")
+        text = Path(f"configs/data/digits_{rows}_eval.jsonl").read_text("utf-8")
+        ids = lambda text: torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])  # noqa: E731
+        model = kind.from_pretrained(tmp_path / name / "export", dtype=torch.float32).eval()
+        return model, ids, [json.loads(line) for line in text.splitlines()], lines(tmp_path / name)[-1]
+
+    model, ids, records, metrics = read("sft", AutoModelForCausalLM, "completions")
+    nll = []
+    for record in records:
+        row = ids(record["prompt"] + record["completion"])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(row).logits, -1)[0, :-1].gather(-1, row[0, 1:, None])[:, 0]
+        nll.append(-logprobs[len(record["prompt"]) - 1 :])
+    assert float(torch.cat(nll).mean()) == pytest.approx(metrics["eval/nll"], abs=1e-5)
+
+    model, ids, records, metrics = read("reward_model", AutoModelForSequenceClassification, "pairs")
+    model.config.pad_token_id = None  # it is the end token here, and transformers looks for the last that is no padding
+    with torch.no_grad():
+        rewards = [
+            [float(model(ids(r["prompt"] + r[side])).logits) for side in ("chosen", "rejected")] for r in records
+        ]
+    apart = torch.tensor(rewards)[:, 0] - torch.tensor(rewards)[:, 1]
+    assert float(-torch.nn.functional.logsigmoid(apart).mean()) == pytest.approx(metrics["eval/loss"], abs=1e-5)
+    assert float((apart > 0).float().mean()) == pytest.approx(metrics["eval/accuracy"], abs=1e-6)
+
+
 def test_before_the_first_update_the_policy_is_the_reference(tmp_path: Path) -> None:
     run(tmp_path / "run", "dpo", steps=1, report__export=False)
     start = lines(tmp_path / "run")[0]
@@ -112,11 +145,11 @@ PLAIN: dict[str, Any] = STEADY | {"data__pack": 0, "data__batch": 12, "report__e
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (1, {"data__pack": 48}),
-        (1, {"train__micro_rows": 5}),
-        (1, {"train__micro_tokens": 70}),
+        (1, {"data__pack": 48, "train__micro_rows": 3}),
         (8, {"parallel__train__fsdp": 2, "parallel__train__tensor": 2, "train__micro_rows": 2}),
-        (8, {"data__pack": 40}),
+        pytest.param(1, {"train__micro_rows": 5}, marks=pytest.mark.slow),
+        pytest.param(1, {"train__micro_tokens": 70}, marks=pytest.mark.slow),
+        pytest.param(8, {"data__pack": 40}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -196,17 +229,42 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if not key.startswith(clocks)} for line in lines(folder)]
 
 
-@pytest.mark.parametrize("name", ["sft", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dpo", "kto"))])
-def test_a_run_that_stopped_twice_is_the_run_that_never_did(tmp_path: Path, name: str) -> None:
-    whole, _ = go(tmp_path / "whole", name)
+# The 320 rows are 2 steps of the larger batch, so that the reference's scores are looked up from the third step on.
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [("sft", 32), *(pytest.param(name, 160, marks=pytest.mark.slow) for name in ("dpo", "kto"))],
+)
+def test_a_run_that_stopped_twice_is_the_run_that_never_did(tmp_path: Path, name: str, batch: int) -> None:
+    whole, _ = go(tmp_path / "whole", name, data__batch=batch)
     with pytest.raises(Crash):
-        go(tmp_path / "run", name, at_call("prepare", 5, crash))
-    _, status = go(tmp_path / "run", name, at_call("draw", 2, tell))
+        go(tmp_path / "run", name, at_call("report", 3, crash), data__batch=batch)
+    _, status = go(tmp_path / "run", name, at_call("draw", 2, tell), data__batch=batch)
     assert status == STOPPED_EARLY
-    state, status = go(tmp_path / "run", name)
+    state, status = go(tmp_path / "run", name, data__batch=batch)
     assert status == 0
     check_same(whole, state)
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["dpo", pytest.param("kto", marks=pytest.mark.slow)])
+def test_the_reference_is_asked_once_for_each_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked: list[bool] = []
+
+    def count(job: OfflineJob) -> None:
+        score = job.programs.score["reference"]
+        counted = lambda *given: asked.append(job._held_out) or score(*given)  # noqa: E731
+        monkeypatch.setitem(job.programs.score, "reference", counted)
+
+    changes: dict[str, Any] = {"data__batch": 160, "checkpoint__keep": 0, "evaluation__rows": 20}
+    kept, _ = go(tmp_path / "kept", name, count, **changes)
+    assert asked.count(True) == 1  # of four evaluations
+    assert asked.count(False) == 2  # of five steps, two an epoch
+    monkeypatch.setattr(OfflineJob, "_open_kept", lambda job: {})
+    again, _ = go(tmp_path / "again", name, count, **changes)
+    assert len(asked) == 3 + 9
+    check_same(kept, again, exact=False)
 
 
 def test_what_a_run_may_not_go_on_with(tmp_path: Path) -> None:

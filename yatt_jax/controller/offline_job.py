@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+
 from yatt_jax.config import OfflineRun
 from yatt_jax.controller.hosts import Sums, totals
 from yatt_jax.controller.job import Job, Source
+from yatt_jax.controller.kept_scores import KeptScores
 from yatt_jax.controller.offline_plan import OfflinePlan
 from yatt_jax.controller.offline_programs import OfflinePrograms, make_offline_programs
 from yatt_jax.controller.offline_rows import Feeder, open_rows
+from yatt_jax.controller.typed import to_dict
 from yatt_jax.data.collate import Draw
 from yatt_jax.report.metrics import grouped
 from yatt_jax.types import Metrics, PyTree, Ratio
@@ -27,6 +33,30 @@ class OfflineJob(Job[OfflinePlan]):
     def _begin(self) -> None:
         self._feeder = Feeder(self.plan, self.hosts)
         self._sums: Sums = {}
+        self._kept = self._open_kept()
+        self._held_out = False  # whether the rows placed last are
+
+    def _open_kept(self) -> dict[tuple[str, bool], KeptScores]:
+        """Scores that a frozen model needs to give but once, by role and whether they are of held-out rows.
+
+        Those of training rows are in files of the run directory, by what they depend on. They are kept where the run
+        sees its rows more than once, and where the algorithm reads but a few numbers of each.
+        """
+        config, (train, held_out) = self.config, self.rows.records
+        if not hasattr(self.algo, "summary"):
+            return {}
+        roles = [role for role in self.algo.scored_by(config.hyper) if role in self.frozen]
+        kept = {(role, True): KeptScores(held_out) for role in roles}
+        if config.steps > self.rows.steps_per_epoch:
+            said = json.dumps([to_dict(config.data), to_dict(config.model), self._reference], sort_keys=True)
+            folder, name = self.run.path / "scores", hashlib.sha256(said.encode()).hexdigest()[:16]
+            if not self.resumed and self.hosts.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+            self.hosts.barrier("scores of an earlier run are gone")
+            for role in roles:
+                file = folder / f"{role}-{name}"
+                kept[role, False] = KeptScores(train, file, writes=self.hosts.is_main)
+        return kept
 
     @property
     def config(self) -> OfflineRun:
@@ -39,16 +69,25 @@ class OfflineJob(Job[OfflinePlan]):
         """The rows of the next step, on the devices."""
         with self.timeline.phase("read"):
             draw = self.rows.draw()
+        self._held_out = False
         rows, self._sums = self._feeder.place(draw)
         return rows
 
     def place(self, draw: Draw) -> PyTree:
         """Rows of the evaluation, on the devices."""
+        self._held_out = True
         return self._feeder.place(draw)[0]
 
     def score(self, role: str, rows: PyTree) -> PyTree:
-        """What a model says of rows, as far as ``prepare`` reads it."""
-        return self.programs.score[role](self.weights(role), rows)
+        """What a model says of the rows placed last, as far as ``prepare`` reads it."""
+        kept, numbers = self._kept.get((role, self._held_out)), self._feeder.numbers
+        if kept is None:
+            return self.programs.score[role](self.weights(role), rows)
+        if all(self.hosts.gather("scores that are kept", kept.have(numbers))):
+            return self._feeder.spread(kept.get(numbers))
+        scores = self.programs.score[role](self.weights(role), rows)
+        kept.put(numbers, self._feeder.everywhere(scores))
+        return scores
 
     def prepare(self, rows: PyTree, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
         """The algorithm's batch, and facts about the rows."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import jax
+import numpy as np
+from jaxtyping import Int
 
 from yatt_jax.config import ConfigError
 from yatt_jax.controller.hosts import Hosts, Sums
 from yatt_jax.controller.offline_plan import OfflinePlan
 from yatt_jax.controller.offline_programs import make_offline_programs, measured
 from yatt_jax.controller.roles import check_metric
-from yatt_jax.data.collate import Draw
+from yatt_jax.data.collate import Draw, padded_length
 from yatt_jax.data.offline import OfflineSource
 from yatt_jax.parallel.process_rows import device_share, from_process_rows
 from yatt_jax.types import LabelRows, PyTree
@@ -55,11 +57,17 @@ class Feeder:
     Args:
       plan: the run.
       hosts: this process among those of the job.
+
+    Attributes:
+      numbers: of the rows placed last, over all processes, the number of each one's record; -1 for no record. Known
+        where rows hold one record each.
     """
 
     def __init__(self, plan: OfflinePlan, hosts: Hosts):
         self._plan, self._hosts = plan, hosts
         self._spread = jax.jit(lambda tree: tree, out_shardings=plan.train.rows)
+        self._everywhere = jax.jit(lambda tree: tree, out_shardings=plan.train.replicated)
+        self.numbers: Int[np.ndarray, "B"] = np.zeros(0, np.int64)
 
     def place(self, draw: Draw) -> tuple[PyTree, Sums]:
         """Rows spread over the data shards; no process sees those of another.
@@ -71,11 +79,13 @@ class Feeder:
           The rows, filled up by rows of weight 0; and figures of this process's part, to be added up.
         """
         plan, train = self._plan, self._plan.train
-        shapes = self._hosts.gather("rows of a step", draw.shape)
-        rows, length = max(rows for rows, _ in shapes), max(length for _, length in shapes)
-        if plan.config.data.pack:
-            length, rows = plan.row_tokens, _few(rows)
+        numbers = [] if draw.pack else [row[0] if row else -1 for row in draw.numbers]
+        agreed = self._hosts.gather("rows of a step", [*draw.shape, numbers])
+        rows, length = max(rows for rows, _, _ in agreed), max(length for _, length, _ in agreed)
+        if draw.pack:
+            length, rows = padded_length(draw.pack), _few(rows)
         rows = self._fitting(rows, length)
+        self.numbers = np.array([theirs + [-1] * (rows - len(theirs)) for _, _, theirs in agreed], np.int64).reshape(-1)
         padding, places = draw.padding(rows, length)
         sums: Sums = {
             "padding": (padding, places),
@@ -83,6 +93,14 @@ class Feeder:
             "rows": (sum(map(len, draw.rows)), None),
         }
         return self._spread(from_process_rows(draw.collate(rows, length), rows, train)), sums
+
+    def spread(self, values: np.ndarray) -> jax.Array:
+        """Values of the rows placed last, which every process has, where the rows are."""
+        return jax.make_array_from_callback(values.shape, self._plan.train.rows, lambda index: values[index])
+
+    def everywhere(self, values: jax.Array) -> np.ndarray:
+        """Values of the rows placed last, in every process."""
+        return np.asarray(self._everywhere(values))
 
     def _fitting(self, rows: int, length: int) -> int:
         """Rows of each process, so that devices and micro-batches divide them."""

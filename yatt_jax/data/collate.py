@@ -27,12 +27,14 @@ class Draw:
       rows: of each row its documents' examples; more than one where they are packed, none in a row that pads.
       width: attributes of a label, or logits a token; 0 where there are none.
       epoch: epoch that the step belongs to, from 0.
+      pack: tokens of the rows that documents are packed into; 0: each has a row of its own.
     """
 
     kind: Kind
     rows: list[list[Encoded]]
     width: int
     epoch: int
+    pack: int = 0
 
     @property
     def numbers(self) -> list[list[int]]:

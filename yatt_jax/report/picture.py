@@ -20,7 +20,7 @@ _EDGE, _LETTERS = 8, 128  # beside the lanes, and in a line of text below them
 
 
 def picture(runs: Sequence[Run], title: str) -> str:
-    """An SVG file of reward (or loss) by step; it needs nothing but itself and follows the viewer's light or dark theme.
+    """An SVG file of reward (or loss) by step; it needs nothing else and follows the viewer's light or dark theme.
 
     Args:
       runs: at least one.
