@@ -78,7 +78,7 @@ class Feeder:
         Returns:
           The rows, filled up by rows of weight 0; and figures of this process's part, to be added up.
         """
-        plan, train = self._plan, self._plan.train
+        train = self._plan.train
         numbers = [] if draw.pack else [row[0] if row else -1 for row in draw.numbers]
         agreed = self._hosts.gather("rows of a step", [*draw.shape, numbers])
         rows, length = max(rows for rows, _, _ in agreed), max(length for _, length, _ in agreed)
