@@ -115,19 +115,19 @@ def from_run(run: Path, step: int | None, role: str | None, partition: Partition
     values = _read_json(run / "config.json")["config"]
     config = configuration.parse(values)
     trained = configuration.load_algo(config.algo).TRAINS
-    role = role or ("actor" if "actor" in trained else trained[0])
-    if role not in trained:
-        raise InputError(f"{run}: {config.algo} trains no {role}")
+    wanted = role or ("actor" if "actor" in trained else trained[0])
+    if wanted not in trained:
+        raise InputError(f"{run}: {config.algo} trains no {wanted}")
     # Checkpoints are read into any sharding: that of the run may not fit the devices here.
     plan = make_plan(dataclasses.replace(config, parallel=type(config.parallel)()))
-    model = plan.models[role]
+    model = plan.models[wanted]
     named = (values.get("checkpoint") or {}).get("folder")
     folder = checkpoint_files.open_folder(named or run / "checkpoints", create=False)
     found = checkpoint_read.find(folder, step)
     if found is None:
         raise InputError(f"{folder}: no checkpoint; a run saves them as config.checkpoint says")
-    params = _read_role(found, role, model, partition)
-    hf_config = read_folder(plan.paths[role]).hf_config if plan.paths[role] else plan.hf_config
+    params = _read_role(found, wanted, model, partition)
+    hf_config = read_folder(plan.paths[wanted]).hf_config if plan.paths[wanted] else plan.hf_config
     return Source(model, params, hf_config, plan.tokenizer, plan.generation_config, run_card(run, found.step))
 
 

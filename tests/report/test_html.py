@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from yatt_jax.report import facts
-from yatt_jax.report.html import page, headline_change, write
+from yatt_jax.report.html import headline_change, page, write
 from yatt_jax.report.picture import picture
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, RunDirError

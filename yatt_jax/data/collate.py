@@ -85,7 +85,7 @@ def collate(kind: Kind, rows: Sequence[Sequence[Encoded]], length: int, width: i
       ``len(rows)`` rows, as numpy arrays.
     """
     B, T = len(rows), length
-    weight = np.array([float(bool(row)) for row in rows], np.float32)
+    weight = _floats([bool(row) for row in rows])
     if kind in (PairRows, UnpairedRows):
         two = [[row[0].documents[i]] if row else [] for row in rows for i in (0, 1)]
         inputs, mask = _place(two, T, (B, 2, T))
