@@ -167,8 +167,10 @@ def test_the_same_parameters_on_any_devices(tmp_path: Path, name: str) -> None:
     sizes: dict[str, Any] = {"parallel__train__fsdp": 2, "parallel__train__tensor": 2, "train__micro_rows": 2}
     check_same(one, run(tmp_path / "eight", name, 8, **changes | sizes), exact=False)
     for a, b in zip(lines(tmp_path / "one"), lines(tmp_path / "eight"), strict=True):
+        # At the start chosen and rejected are alike, and which one leads is rounding.
+        passed = ("padding", "tokens_per_second", *(("accuracy", "accuracy_ci95") if a["step"] == 0 else ()))
         for key in a:
-            if key.startswith(("eval/", "data/")) and not key.endswith(("padding", "tokens_per_second")):
+            if key.startswith(("eval/", "data/")) and not key.endswith(passed):
                 assert a[key] == pytest.approx(b[key], abs=2e-4), key
 
 
