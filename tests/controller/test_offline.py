@@ -248,7 +248,8 @@ def test_a_run_that_stopped_twice_is_the_run_that_never_did(tmp_path: Path, name
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["dpo", pytest.param("kto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_the_reference_is_asked_once_for_each_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

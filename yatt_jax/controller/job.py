@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import jax
 import optax
@@ -182,7 +182,7 @@ class Job(abc.ABC, Generic[P]):
         self._updates: list[Metrics] = []
         self._begin()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

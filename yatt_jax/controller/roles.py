@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 import types
@@ -28,7 +29,7 @@ FROZEN = ("reference", "teacher")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(abc.ABC):
     """A checked run: the config with what follows from it for every kind of run.
 
     Attributes:
@@ -70,18 +71,18 @@ class Plan:
         return entries
 
     @property
+    @abc.abstractmethod
     def micro_batch(self) -> tuple[int, int]:
         """The largest micro-batch of a data shard: sequences, and tokens of each."""
-        raise NotImplementedError
 
     @property
     def splits(self) -> dict[str, Partition]:
         """Phase -> partition."""
         return {"train": self.train}
 
+    @abc.abstractmethod
     def step_lines(self) -> list[str]:
         """What ``describe`` says of a step."""
-        raise NotImplementedError
 
     def describe(self) -> str:
         """What ``--dry_run`` prints: the resolved config, the models, memory by role and the shape of a step."""
