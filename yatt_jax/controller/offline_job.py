@@ -31,9 +31,9 @@ class OfflineJob(Job[OfflinePlan]):
         return self.programs
 
     def _begin(self) -> None:
-        self._feeder = Feeder(self.plan, self.hosts)
-        self._sums: Sums = {}
         self._kept = self._open_kept()
+        self._feeder = Feeder(self.plan, self.hosts, numbered=bool(self._kept))
+        self._sums: Sums = {}
         self._held_out = False  # whether the rows placed last are
 
     def _open_kept(self) -> dict[tuple[str, bool], KeptScores]:

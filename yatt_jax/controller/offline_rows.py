@@ -57,13 +57,15 @@ class Feeder:
     Args:
       plan: the run.
       hosts: this process among those of the job.
+      numbered: whether the numbers of records are wanted.
 
     Attributes:
       numbers: of the rows placed last, over all processes, the number of each one's record; -1 for no record. Known
-        where rows hold one record each.
+        where it is wanted and rows hold one record each.
     """
 
-    def __init__(self, plan: OfflinePlan, hosts: Hosts):
+    def __init__(self, plan: OfflinePlan, hosts: Hosts, *, numbered: bool = False):
+        self._numbered = numbered
         self._plan, self._hosts = plan, hosts
         self._spread = jax.jit(lambda tree: tree, out_shardings=plan.train.rows)
         self._everywhere = jax.jit(lambda tree: tree, out_shardings=plan.train.replicated)
@@ -79,7 +81,7 @@ class Feeder:
           The rows, filled up by rows of weight 0; and figures of this process's part, to be added up.
         """
         train = self._plan.train
-        numbers = [] if draw.pack else [row[0] if row else -1 for row in draw.numbers]
+        numbers = [row[0] if row else -1 for row in draw.numbers] if self._numbered and not draw.pack else []
         agreed = self._hosts.gather("rows of a step", [*draw.shape, numbers])
         rows, length = max(rows for rows, _, _ in agreed), max(length for _, length, _ in agreed)
         if draw.pack:
