@@ -17,4 +17,6 @@ def get_config(variant: str = "") -> ConfigDict:
     """The config; ``variant`` is "", "small" or "tiny"."""
     config = digits_rows("reward_regression", "ratings", variant)
     config.hyper.attributes = 2
+    if variant == "small":
+        config.steps = 240
     return config.lock()
