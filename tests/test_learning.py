@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from configs import ppo_digits
-from yatt_jax.config import parse
-from yatt_jax.controller.job import Job
+from tests.controller import tiny
 from yatt_jax.controller.online import train
-from yatt_jax.controller.plan import make_plan
+from yatt_jax.controller.online_job import OnlineJob
 from yatt_jax.parallel.partition import Split
 
 pytestmark = pytest.mark.slow
@@ -24,9 +23,9 @@ def held_out(folder: Path, variant: str, seed: int) -> list[float]:
     config.seed = seed
     config.compilation_cache = ""
     config.parallel.train = {"data": 8, "fsdp": 1, "tensor": 1}
-    plan = make_plan(parse(config))
+    plan = tiny.plan(config)
     assert plan.train.split == Split(8, 1, 1)
-    with Job(plan, folder / "run") as job:
+    with OnlineJob(plan, folder / "run") as job:
         train(job)
     lines = (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     return [line["eval/reward"] for line in map(json.loads, lines) if "eval/reward" in line]

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DIGITS = "--config=configs/ppo_digits.py:tiny"
+SFT = "--config=configs/sft.py:tiny"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +38,14 @@ BAD = {
     "no data": ([DIGITS, "--config.data.train={tmp}/none.jsonl", "--workdir={tmp}/w"], "none.jsonl"),
     "empty data": ([DIGITS, "--config.data.train={tmp}/empty.jsonl", "--workdir={tmp}/w"], "empty.jsonl"),
     "malformed line": ([DIGITS, "--config.data.train={tmp}/bad.jsonl", "--workdir={tmp}/w"], "bad.jsonl:2"),
+    "rows of another kind": (
+        [SFT, "--config.data.train=configs/data/digits_pairs_train.jsonl", "--workdir={tmp}/w"],
+        "digits_pairs_train.jsonl:1",
+    ),
+    "no teacher": (
+        ["--config=configs/distill_teacher.py:tiny", "--config.model.teacher=", "--workdir={tmp}/w"],
+        "teacher",
+    ),
     "a file as workdir": ([DIGITS, "--workdir={tmp}/bad.jsonl"], "bad.jsonl"),
 }
 
@@ -62,6 +71,12 @@ def test_bad_input_is_one_clear_message(name: str, outcomes: dict[str, subproces
     assert BAD[name][1] in done.stderr
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_dry_run_of_rows_says_how_long_an_epoch_is() -> None:
+    done = command(SFT, "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert "an epoch has 10 steps" in done.stdout
 
 
 def test_a_tiny_run_from_the_command_line_and_a_chat_with_its_result(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tools.measure import matmul_peak, timed
-from yatt_jax.config import default_config, parse
+from yatt_jax.config import OnlineRun, default_config, parse
 from yatt_jax.controller.hosts import Hosts
 from yatt_jax.controller.load import load_weights
-from yatt_jax.controller.plan import Plan, make_plan
+from yatt_jax.controller.online_plan import OnlinePlan, make_online_plan
 from yatt_jax.controller.programs import make_programs
 from yatt_jax.controller.rows import Mover
 from yatt_jax.controller.update import init_state
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> OnlinePlan:
     config = default_config("ppo")
     config.model.path = args.model
     config.model.remat = args.remat
@@ -73,10 +73,12 @@ def _plan(args: argparse.Namespace) -> Plan:
     config.rollout.filters_in_scoring = "off"
     config.train.micro_rows = args.micro_rows
     config.rewards = {"length": {"fn": "yatt_jax.rewards.rules:length"}}
-    return make_plan(parse(config))
+    run = parse(config)
+    assert isinstance(run, OnlineRun)
+    return make_online_plan(run)
 
 
-def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
+def measure(plan: OnlinePlan, prompt_tokens: int, runs: int) -> dict[str, Any]:
     """Median seconds and rates of each phase.
 
     Args:
@@ -135,7 +137,7 @@ def measure(plan: Plan, prompt_tokens: int, runs: int) -> dict[str, Any]:
 
 
 def _rates(
-    plan: Plan, phases: dict[str, tuple[float, float]], prompt_tokens: int, new_tokens: int
+    plan: OnlinePlan, phases: dict[str, tuple[float, float]], prompt_tokens: int, new_tokens: int
 ) -> dict[str, dict[str, float]]:
     """Useful FLOPs: two for each parameter of a product and token, three times that with the gradient."""
     config = plan.models["actor"].config

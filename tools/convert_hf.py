@@ -2,7 +2,7 @@
 
     python -m tools.convert_hf FILE.gguf OUT_DIR [--dtype float32|bfloat16|float16] [--shard_gb SIZE]
     python -m tools.convert_hf FOLDER OUT_DIR
-    python -m tools.convert_hf RUN_DIR[@STEP] OUT_DIR [--role actor|critic]
+    python -m tools.convert_hf RUN_DIR[@STEP] OUT_DIR [--role actor|critic|reward]
 
 Reads a GGUF file, a Hugging Face folder (language model, critic or reward model), or a checkpoint of a run (the newest
 by default), and writes a folder that transformers and vLLM load.
@@ -100,13 +100,13 @@ def from_model(path: Path, dtype: str, partition: Partition) -> Source:
     return Source(model, params, folder.hf_config, tokenizer_of(folder.path), folder.generation_config)
 
 
-def from_run(run: Path, step: int | None, role: str, partition: Partition) -> Source:
+def from_run(run: Path, step: int | None, role: str | None, partition: Partition) -> Source:
     """A role of a run, as a checkpoint has it.
 
     Args:
       run: the run directory.
       step: of the checkpoint; None: the newest that is whole.
-      role: "actor" or "critic".
+      role: "actor", "critic" or "reward"; None: the one that the run exports.
       partition: where the parameters go.
 
     Raises:
@@ -114,18 +114,20 @@ def from_run(run: Path, step: int | None, role: str, partition: Partition) -> So
     """
     values = _read_json(run / "config.json")["config"]
     config = configuration.parse(values)
-    if role not in configuration.load_algo(config.algo).TRAINS:
-        raise InputError(f"{run}: {config.algo} trains no {role}")
+    trained = configuration.load_algo(config.algo).TRAINS
+    wanted = role or ("actor" if "actor" in trained else trained[0])
+    if wanted not in trained:
+        raise InputError(f"{run}: {config.algo} trains no {wanted}")
     # Checkpoints are read into any sharding: that of the run may not fit the devices here.
-    plan = make_plan(dataclasses.replace(config, parallel=configuration.ParallelConfig()))
-    model = plan.models[role]
+    plan = make_plan(dataclasses.replace(config, parallel=type(config.parallel)()))
+    model = plan.models[wanted]
     named = (values.get("checkpoint") or {}).get("folder")
     folder = checkpoint_files.open_folder(named or run / "checkpoints", create=False)
     found = checkpoint_read.find(folder, step)
     if found is None:
         raise InputError(f"{folder}: no checkpoint; a run saves them as config.checkpoint says")
-    params = _read_role(found, role, model, partition)
-    hf_config = read_folder(plan.paths[role]).hf_config if plan.paths[role] else plan.hf_config
+    params = _read_role(found, wanted, model, partition)
+    hf_config = read_folder(plan.paths[wanted]).hf_config if plan.paths[wanted] else plan.hf_config
     return Source(model, params, hf_config, plan.tokenizer, plan.generation_config, run_card(run, found.step))
 
 
@@ -163,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", help=".gguf file, Hugging Face folder, or run directory with or without @STEP")
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--role", choices=("actor", "critic"), default="actor", help="of a run: which model")
+    parser.add_argument("--role", choices=("actor", "critic", "reward"), help="of a run: which model")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),

@@ -1,8 +1,8 @@
 """The configuration: a typed tree of frozen dataclasses, and its ConfigDict form that users edit.
 
-Config files return a ``ConfigDict`` made by ``default_config``; ``parse`` turns it into ``Config`` strictly: every key
-must exist (an unknown one is reported with the nearest name), every value must have the field's type, and each
-dataclass checks its own ranges. Below ``main`` nothing reads a ConfigDict.
+Config files return a ``ConfigDict`` made by ``default_config``; ``parse`` turns it into ``OnlineRun`` or ``OfflineRun``
+strictly: every key must exist (an unknown one is reported with the nearest name), every value must have the field's
+type, and each dataclass checks its own ranges. Below ``main`` nothing reads a ConfigDict.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import types
-import typing
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from yatt_jax.controller.hosts import ControllerConfig
 from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.controller.parking import Parked
-from yatt_jax.data.prompts import DataConfig
+from yatt_jax.controller.typed import from_dict, to_dict
+from yatt_jax.data.config import DataConfig
+from yatt_jax.data.offline_config import OfflineConfig
 from yatt_jax.errors import InputError, nearest
 from yatt_jax.io.checkpoint_config import CheckpointConfig
 from yatt_jax.parallel.partition import Split
 from yatt_jax.rewards import RewardSpec
 from yatt_jax.rollout.sampling import Sampling
-
-T = TypeVar("T")
 
 
 class ConfigError(InputError):
@@ -121,36 +120,54 @@ class TrainConfig:
 
     Attributes:
       micro_tokens: most tokens of a micro-batch on each data shard; the gradient does not depend on it, memory does.
-        Rows lie end to end in packs, so that little of it is padding. At least the longest possible row; 0: as
-        ``micro_rows`` says.
+        At least the longest possible row; 0: as ``micro_rows`` says.
       micro_rows: where ``micro_tokens`` is 0, room for so many rows of the greatest length; 0: for all of a shard.
-      score_rows: the same for scoring; 0: like an update.
-      pack_tokens: tokens of a pack, of which a micro-batch has as many as fit. Longer packs have less padding, shorter
-        ones cost less attention where it is not computed by blocks. 0: the shortest that any row fits into.
       vocab_chunk: tokens whose logits exist at one time on each data shard.
       max_skipped: stop the run after this many updates in a row with a non-finite loss or gradient.
     """
 
     micro_tokens: int = 0
     micro_rows: int = 8
-    score_rows: int = 0
-    pack_tokens: int = 0
     vocab_chunk: int = 512
     max_skipped: int = 5
 
     def __post_init__(self) -> None:
-        for field in ("micro_tokens", "micro_rows", "score_rows", "pack_tokens", "vocab_chunk", "max_skipped"):
-            least = 1 if field in ("vocab_chunk", "max_skipped") else 0
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} = {getattr(self, field)}: must be at least {least}")
+        for field in dataclasses.fields(self):
+            least = 1 if field.name in ("vocab_chunk", "max_skipped") else 0
+            if getattr(self, field.name) < least:
+                raise ValueError(f"{field.name} = {getattr(self, field.name)}: must be at least {least}")
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedTrainConfig(TrainConfig):
+    """How an update runs on sampled rows, which lie end to end in packs, so that little of it is padding.
+
+    Attributes:
+      score_rows: ``micro_rows`` for scoring; 0: like an update.
+      pack_tokens: tokens of a pack, of which a micro-batch has as many as fit. Longer packs have less padding, shorter
+        ones cost less attention where it is not computed by blocks. 0: the shortest that any row fits into.
+    """
+
+    score_rows: int = 0
+    pack_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """How the devices are split in each phase, and what they hold meanwhile.
+    """How the devices are split.
 
     Attributes:
       train: sizes of the axes data, fsdp and tensor for scoring and updates; -1 is inferred.
+    """
+
+    train: Split = Split()
+
+
+@dataclasses.dataclass(frozen=True)
+class PhasesConfig(ParallelConfig):
+    """How the devices are split in each phase, and what they hold meanwhile.
+
+    Attributes:
       rollout: data and tensor for sampling.
       sampling_copy: the actor's layout for sampling: "drop" frees it when sampling ends and makes it again, "keep"
         holds it until the weights change. Weights that lie alike in both partitions are never copied.
@@ -158,7 +175,6 @@ class ParallelConfig:
         reference as well.
     """
 
-    train: Split = Split()
     rollout: Split = Split()
     sampling_copy: Literal["drop", "keep"] = "drop"
     park: Parked = "none"
@@ -170,18 +186,38 @@ class EvalConfig:
 
     Attributes:
       every: steps between evaluations; the start and the end are always evaluated. 0: never.
+    """
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} = {getattr(self, field.name)}: must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptsEvalConfig(EvalConfig):
+    """Held-out evaluation on what the actor writes.
+
+    Attributes:
       prompts: how many held-out prompts, the first ones; 0: all.
       temperature: of the evaluation's samples (other sampling settings are the rollout's); 0: greedy.
     """
 
-    every: int = 10
     prompts: int = 64
     temperature: float = 1.0
 
-    def __post_init__(self) -> None:
-        for field in ("every", "prompts", "temperature"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} = {getattr(self, field)}: must not be negative")
+
+@dataclasses.dataclass(frozen=True)
+class RowsEvalConfig(EvalConfig):
+    """Held-out evaluation on given rows.
+
+    Attributes:
+      rows: how many held-out rows, the first ones; 0: all.
+    """
+
+    rows: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,16 +227,25 @@ class ReportConfig:
     Attributes:
       tensorboard: write event files.
       wandb_project: send metrics to this Weights & Biases project; empty: do not.
-      samples_every: write samples every so many steps; 0: never.
-      console_samples: completions shown on the console at each evaluation.
-      export: write the trained actor as a Hugging Face folder, ``WORKDIR/export``, at the end.
+      export: write the trained model as a Hugging Face folder, ``WORKDIR/export``, at the end.
     """
 
     tensorboard: bool = True
     wandb_project: str = ""
+    export: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplesReportConfig(ReportConfig):
+    """What a run that samples writes.
+
+    Attributes:
+      samples_every: write samples every so many steps; 0: never.
+      console_samples: completions shown on the console at each evaluation.
+    """
+
     samples_every: int = 1
     console_samples: int = 3
-    export: bool = True
 
     def __post_init__(self) -> None:
         for field in ("samples_every", "console_samples"):
@@ -210,16 +255,13 @@ class ReportConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run.
+    """What every run says.
 
     Attributes:
       algo: module in ``yatt_jax.algos``, or a full module path; it owns the type of ``hyper``.
       hyper: the algorithm's hyper-parameters.
-      steps: rollouts, each followed by its updates.
+      steps: how often rows are sampled, or taken from the data, and trained on.
       seed: of sampling, data order and fresh weights.
-      rewards: name -> function, weight, arguments.
-      reward_on_error: what an exception in a reward does: "raise" stops the run with the sample, "count" masks it.
-      reward_workers: threads that score samples.
       compilation_cache: folder where compiled programs are kept between runs; empty: none.
       max_minutes: save and stop, with exit status 75, when the run has taken so long; 0: no limit.
     """
@@ -229,13 +271,6 @@ class Config:
     steps: int = 100
     seed: int = 0
     model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    rewards: Mapping[str, RewardSpec] = dataclasses.field(default_factory=dict)
-    reward_on_error: Literal["raise", "count"] = "raise"
-    reward_workers: int = 1
-    actor_optimizer: OptimizerConfig = OptimizerConfig()
-    critic_optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     parallel: ParallelConfig = ParallelConfig()
     controller: ControllerConfig = ControllerConfig()
@@ -252,10 +287,49 @@ class Config:
             raise ValueError(f"seed = {self.seed}: must not be negative")
         if self.max_minutes < 0:
             raise ValueError(f"max_minutes = {self.max_minutes}: must not be negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineRun(Config):
+    """A run that samples what it trains on.
+
+    Attributes:
+      rewards: name -> function, weight, arguments.
+      reward_on_error: what an exception in a reward does: "raise" stops the run with the sample, "count" masks it.
+      reward_workers: threads that score samples.
+    """
+
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    rewards: Mapping[str, RewardSpec] = dataclasses.field(default_factory=dict)
+    reward_on_error: Literal["raise", "count"] = "raise"
+    reward_workers: int = 1
+    actor_optimizer: OptimizerConfig = OptimizerConfig()
+    critic_optimizer: OptimizerConfig = OptimizerConfig()
+    train: PackedTrainConfig = PackedTrainConfig()
+    parallel: PhasesConfig = PhasesConfig()
+    evaluation: PromptsEvalConfig = PromptsEvalConfig()
+    report: SamplesReportConfig = SamplesReportConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reward_workers < 1:
             raise ValueError(f"reward_workers = {self.reward_workers}: must be at least 1")
         if not self.rewards:
             raise ValueError("rewards: empty; name at least one, as {'name': {'fn': 'package.module:function'}}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineRun(Config):
+    """A run that trains on rows as data gives them.
+
+    Attributes:
+      optimizer: of the model that is trained.
+    """
+
+    data: OfflineConfig = OfflineConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: RowsEvalConfig = RowsEvalConfig()
 
 
 def load_algo(name: str) -> types.ModuleType:
@@ -278,14 +352,20 @@ def load_algo(name: str) -> types.ModuleType:
         raise ConfigError(f"algo = {name!r}: no such algorithm{nearest(name, known)}; there are {known}") from None
 
 
+def run_type(algo: types.ModuleType) -> type[OnlineRun] | type[OfflineRun]:
+    """What kind of run an algorithm makes: one that trains on rows of data says their type, ``ROWS``."""
+    return OfflineRun if hasattr(algo, "ROWS") else OnlineRun
+
+
 def default_config(algo: str = "ppo") -> Any:
     """Every key with its default, as an unlocked ConfigDict for config files to fill in.
 
     Typed ``Any``: a type checker knows nothing of a ConfigDict's keys, and ``parse`` checks them all.
     """
-    tree = {f.name: _default(f) for f in dataclasses.fields(Config)}
+    module = load_algo(algo)
+    tree = {f.name: _default(f) for f in dataclasses.fields(run_type(module))}
     tree["algo"] = algo
-    tree["hyper"] = to_dict(load_algo(algo).Hyper())
+    tree["hyper"] = to_dict(module.Hyper())
     return ConfigDict(tree)
 
 
@@ -295,19 +375,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return to_dict(field.default_factory()) if field.default_factory is not dataclasses.MISSING else None
 
 
-def to_dict(value: Any) -> Any:
-    """Dataclasses to dicts, all the way down; what ``config.json`` holds."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {k: to_dict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(to_dict(v) for v in value)
-    return value
-
-
-def parse(config: Mapping[str, Any] | ConfigDict) -> Config:
-    """Turns a ConfigDict into a ``Config``.
+def parse(config: Mapping[str, Any] | ConfigDict) -> OnlineRun | OfflineRun:
+    """Turns a ConfigDict into a run of the algorithm's kind.
 
     Raises:
       ConfigError: unknown keys, wrong types and values out of range, all of them at once.
@@ -316,82 +385,8 @@ def parse(config: Mapping[str, Any] | ConfigDict) -> Config:
     raw = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     hyper = raw.pop("hyper", None)
     algo = load_algo(str(raw.get("algo", "ppo")))
-    parsed = _dataclass(Config, raw, "config", faults)
-    parsed_hyper = _dataclass(algo.Hyper, hyper or {}, "config.hyper", faults)
+    parsed = from_dict(run_type(algo), raw, "config", faults)
+    parsed_hyper = from_dict(algo.Hyper, hyper or {}, "config.hyper", faults)
     if faults:
         raise ConfigError("\n".join(faults))
     return dataclasses.replace(parsed, hyper=parsed_hyper)
-
-
-def _dataclass(cls: type[T], raw: Any, path: str, faults: list[str]) -> T:
-    if isinstance(raw, cls):
-        return raw
-    if isinstance(raw, str) and hasattr(cls, "from_string"):
-        try:
-            return cls.from_string(raw)  # type: ignore[attr-defined]
-        except ValueError as error:
-            faults.append(f"{path}: {error}")
-            return raw  # type: ignore[return-value]
-    if not isinstance(raw, Mapping):
-        faults.append(f"{path} = {raw!r}: expected keys of {cls.__name__}")
-        return raw  # type: ignore[return-value]
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
-    before = len(faults)
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key not in names:
-            faults.append(f"{path}.{key}: unknown key{nearest(str(key), names)}; known here: {', '.join(names)}")
-        else:
-            values[key] = _value(hints[key], value, f"{path}.{key}", faults)
-    if len(faults) > before:
-        return raw  # type: ignore[return-value]
-    try:
-        return cls(**values)
-    except (ValueError, TypeError) as error:
-        faults.append(f"{path}: {error}")
-        return raw  # type: ignore[return-value]
-
-
-def _value(hint: Any, value: Any, path: str, faults: list[str]) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if dataclasses.is_dataclass(hint):
-        return _dataclass(typing.cast(type, hint), value, path, faults)
-    if origin is Literal:
-        if value not in args:
-            near = nearest(str(value), [str(a) for a in args])
-            faults.append(f"{path} = {value!r}{near}: expected one of {list(args)}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        plain = [a for a in args if a is not type(None)]
-        for choice in plain:
-            trial: list[str] = []
-            result = _value(choice, value, path, trial)
-            if not trial:
-                return result
-        faults.append(f"{path} = {value!r}: expected {' or '.join(_name(a) for a in args)}")
-        return value
-    if origin in (tuple, list):
-        if isinstance(value, str) or not isinstance(value, list | tuple):
-            value = (value,)  # one path on a command line stands for a list of one
-        return tuple(_value(args[0], v, f"{path}[{i}]", faults) for i, v in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            faults.append(f"{path} = {value!r}: expected a mapping")
-            return value
-        return {k: _value(args[1], v, f"{path}.{k}", faults) for k, v in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        faults.append(f"{path} = {value!r}: expected {_name(hint)}, got {type(value).__name__}")
-    elif isinstance(value, float) and value != value:
-        faults.append(f"{path} is NaN")
-    return value
-
-
-def _name(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint))

@@ -53,22 +53,18 @@ def main(argv: Sequence[str]) -> None:
     _use_compilation_cache(config.compilation_cache)
     # The models are imported only now, so that a faulty config is reported at once.
     from yatt_jax.controller.hosts import join
-    from yatt_jax.controller.inputs import open_inputs
-    from yatt_jax.controller.job import Job
-    from yatt_jax.controller.online import train
     from yatt_jax.controller.plan import make_plan
+    from yatt_jax.controller.start import check_inputs, run
 
     with join(config.controller, FLAGS.coordinator, FLAGS.processes, FLAGS.process, detect=FLAGS.distributed) as hosts:
         plan = make_plan(config)
         if FLAGS.dry_run:
-            open_inputs(plan, hosts).scorer.close()
+            told = check_inputs(plan, hosts)
             if hosts.is_main:
-                print(plan.describe())
+                print(plan.describe(), *(f"  {line}" for line in told), sep="\n")
             return
-        workdir = Path(FLAGS.workdir)
-        with Job(plan, workdir, hosts, resume=FLAGS.resume, overwrite=FLAGS.overwrite) as job, job.stoppable():
-            train(job)
-    sys.exit(job.status)
+        status = run(plan, Path(FLAGS.workdir), hosts, resume=FLAGS.resume, overwrite=FLAGS.overwrite)
+    sys.exit(status)
 
 
 def _check_process() -> None:
@@ -128,7 +124,7 @@ def _reason(error: Exception) -> str:
     return f"--config: unknown key: {plain}" if isinstance(error, KeyError) else f"--config: {plain}"
 
 
-def run() -> None:
+def run_command() -> None:
     """Entry point of the command."""
     logging.set_verbosity(logging.WARNING)  # libraries tell every step of a checkpoint
     try:
@@ -139,4 +135,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    run_command()

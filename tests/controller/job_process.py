@@ -21,14 +21,13 @@ from jax.experimental import multihost_utils
 from tests.controller import tiny
 from yatt_jax.config import parse
 from yatt_jax.controller.hosts import join
-from yatt_jax.controller.job import Job
 from yatt_jax.controller.online import train
-from yatt_jax.controller.plan import make_plan
+from yatt_jax.controller.online_job import OnlineJob
 
 KINDS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
-def meet(fault: dict[str, Any], job: Job) -> None:
+def meet(fault: dict[str, Any], job: OnlineJob) -> None:
     """Replaces a method of the job by one that, in the second step, ends or stops this process half-way."""
     original = getattr(job, fault["where"])
 
@@ -46,12 +45,13 @@ def meet(fault: dict[str, Any], job: Job) -> None:
 def main() -> None:
     """Runs the job."""
     spec = json.loads(os.environ["YATT_TEST_JOB"])
-    config = parse(tiny.config(Path(spec["folder"]), **spec.get("changes", {})))
+    config = tiny.config(Path(spec["folder"]), **spec.get("changes", {}))
     process = int(os.environ["YATT_TEST_PROCESS"])
     count = int(os.environ["YATT_TEST_PROCESSES"])
     coordinator = os.environ["YATT_TEST_COORDINATOR"] if count > 1 else ""
     folder = Path(spec["folder"]) / "run"
-    with join(config.controller, coordinator, count, process) as hosts, Job(make_plan(config), folder, hosts) as job:
+    limits = parse(config).controller
+    with join(limits, coordinator, count, process) as hosts, OnlineJob(tiny.plan(config), folder, hosts) as job:
         fault = spec.get("fault")
         if fault and fault["process"] == process:
             meet(fault, job)

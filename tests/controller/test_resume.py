@@ -17,8 +17,9 @@ import pytest
 
 from tests.controller.test_run import plan_on
 from tests.processes import start_processes
-from yatt_jax.controller.job import STOPPED_EARLY, Job
+from yatt_jax.controller.job import STOPPED_EARLY
 from yatt_jax.controller.online import train
+from yatt_jax.controller.online_job import OnlineJob
 from yatt_jax.errors import InputError
 
 CHANGES = {
@@ -49,12 +50,12 @@ def go(
     *,
     resume: str = "latest",
     overwrite: bool = False,
-    at: Callable[[Job], None] | None = None,
+    at: Callable[[OnlineJob], None] | None = None,
     **changes: Any,
 ) -> tuple[Any, int]:
     """Starts the run, or goes on with it; returns its final state and status. ``at`` may tamper with the job."""
     changes = CHANGES | {"parallel__train__data": devices, "parallel__rollout__data": devices} | changes
-    with Job(plan_on(folder, devices, **changes), folder / "run", resume=resume, overwrite=overwrite) as job:
+    with OnlineJob(plan_on(folder, devices, **changes), folder / "run", resume=resume, overwrite=overwrite) as job:
         if at is not None:
             at(job)
         with job.stoppable():
@@ -77,10 +78,10 @@ def written(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-def at_call(method: str, number: int, act: Callable[[], None]) -> Callable[[Job], None]:
+def at_call(method: str, number: int, act: Callable[[], None]) -> Callable[[OnlineJob], None]:
     """Acts within the given call of a method of the job."""
 
-    def tamper(job: Job) -> None:
+    def tamper(job: OnlineJob) -> None:
         original, calls = getattr(job, method), []
 
         def replaced(*args: Any, **named: Any) -> Any:

@@ -13,8 +13,9 @@ import pytest
 from tests.controller import tiny
 from yatt_jax.config import ConfigError, parse
 from yatt_jax.controller.hosts import Hosts
-from yatt_jax.controller.job import Job
 from yatt_jax.controller.online import train
+from yatt_jax.controller.online_job import OnlineJob
+from yatt_jax.controller.online_plan import OnlinePlan
 from yatt_jax.controller.plan import make_plan
 from yatt_jax.controller.rows import Mover, minibatch_rows
 from yatt_jax.errors import InputError, RunFailure
@@ -28,17 +29,17 @@ def run(folder: Path, name: str = "run", *, data: int = 1, **changes: Any) -> di
     """Runs a tiny job on ``data`` devices and returns its final parameters."""
     changes = {"parallel__train__data": data, "parallel__rollout__data": data} | changes
     plan = plan_on(folder, data, **changes)
-    with Job(plan, folder / name) as job:
+    with OnlineJob(plan, folder / name) as job:
         train(job)
         return jax.device_get({role: state.params for role, state in job.states.items()})
 
 
-def plan_on(folder: Path, devices: int, **changes: Any):
-    config = parse(tiny.config(folder, **changes))
+def plan_on(folder: Path, devices: int, **changes: Any) -> OnlinePlan:
+    config = tiny.config(folder, **changes)
     some = jax.devices()[:devices]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: some)
-        return make_plan(config)
+        return tiny.plan(config)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -134,10 +135,10 @@ def test_parking_and_keeping_change_nothing_but_memory(tmp_path: Path, monkeypat
         return generate(engine, *args, **named)
 
     monkeypatch.setattr(Engine, "generate", look)
-    job: list[Job] = []
+    job: list[OnlineJob] = []
     for park, expected in (("all", {"actor", "critic", "reference"}), ("optimizer", {"actor", "critic"})):
         changes = {"parallel__park": park, "parallel__sampling_copy": "keep"}
-        with Job(plan_on(tmp_path, 2, **sizes | changes), tmp_path / park) as made:
+        with OnlineJob(plan_on(tmp_path, 2, **sizes | changes), tmp_path / park) as made:
             job[:] = [made]
             train(made)
             found = jax.device_get({role: state.params for role, state in made.states.items()})
@@ -192,18 +193,18 @@ def test_a_run_directory_that_holds_a_run_is_kept(tmp_path: Path) -> None:
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     plan = plan_on(tmp_path, 1)
     with pytest.raises(InputError, match=r"holds a run of 2 steps; .*--overwrite"):
-        Job(plan, tmp_path / "run", resume="never")
+        OnlineJob(plan, tmp_path / "run", resume="never")
     plan = plan_on(tmp_path, 1, checkpoint__keep=0)
     with pytest.raises(InputError, match=r"holds a run of 2 steps, and no checkpoint to go on from; .*--overwrite"):
-        Job(plan, tmp_path / "run")
+        OnlineJob(plan, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    with Job(plan, tmp_path / "run", overwrite=True):
+    with OnlineJob(plan, tmp_path / "run", overwrite=True):
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == b""
 
 
 def test_non_finite_updates_stop_the_run_and_keep_the_weights(tmp_path: Path) -> None:
     plan = plan_on(tmp_path, 1, train__max_skipped=2, hyper__epochs=3)
-    with Job(plan, tmp_path / "run") as job:
+    with OnlineJob(plan, tmp_path / "run") as job:
         before = jax.device_get(job.states["actor"].params)
         job.programs = nan_advantages(job.programs)
         with pytest.raises(RunFailure, match=r"3 updates of the actor in a row .*max_skipped = 2"):
@@ -278,7 +279,7 @@ def test_what_cannot_run_is_refused_before_anything_loads(tmp_path: Path, change
 
 
 def test_the_dry_run_describes_the_run(tmp_path: Path) -> None:
-    plan = make_plan(parse(tiny.config(tmp_path, parallel__train__fsdp=4, parallel__rollout__tensor=2)))
+    plan = tiny.plan(tiny.config(tmp_path, parallel__train__fsdp=4, parallel__rollout__tensor=2))
     text = plan.describe()
     assert '"fsdp": 4' in text
     assert f"{plan.models['actor'].parameter_count:,} parameters" in text

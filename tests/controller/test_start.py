@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from tests.controller import tiny
-from yatt_jax.config import parse
-from yatt_jax.controller.job import Job
-from yatt_jax.controller.plan import make_plan
+from yatt_jax.controller.online_job import OnlineJob
 from yatt_jax.report.metrics import to_floats
 
 
@@ -22,8 +20,8 @@ from yatt_jax.report.metrics import to_floats
 )
 def test_kl_is_0_and_the_ratio_1(tmp_path: Path, sampling: dict[str, float]) -> None:
     changes = {f"rollout__sampling__{k}": v for k, v in sampling.items()}
-    plan = make_plan(parse(tiny.config(tmp_path, parallel__train__data=8, parallel__rollout__data=8, **changes)))
-    with Job(plan, tmp_path / "run") as job:
+    plan = tiny.plan(tiny.config(tmp_path, parallel__train__data=8, parallel__rollout__data=8, **changes))
+    with OnlineJob(plan, tmp_path / "run") as job:
         rollout, samples = job.sample(0)
         rewards = job.reward(samples)
         rows, row_rewards = job.place(rollout, rewards)

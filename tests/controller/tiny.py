@@ -8,7 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from yatt_jax.config import default_config
+from yatt_jax.config import default_config, parse
+from yatt_jax.controller.online_plan import OnlinePlan
+from yatt_jax.controller.plan import make_plan
 
 ALPHABET = "abcdefgh "
 
@@ -45,6 +47,13 @@ def config(folder: Path, **changes: Any) -> ConfigDict:
             place = place[parent]
         place[last] = value
     return made
+
+
+def plan(made: ConfigDict) -> OnlinePlan:
+    """The plan of such a config."""
+    found = make_plan(parse(made))
+    assert isinstance(found, OnlinePlan)
+    return found
 
 
 def share_of_a(samples: list[Any]) -> list[float]:

@@ -82,6 +82,10 @@ def test_headlines_prefer_the_usual_names() -> None:
     assert headlines(METRICS) == [("reward", 0.4312), ("kl", 0.01234), ("entropy", 1.5), ("length", 21.75)]
     assert headlines({"eval/reward": 0.2}) == [("held-out", 0.2)]
     assert headlines({**METRICS, "eval/reward": 0.2})[:2] == [("reward", 0.4312), ("held-out", 0.2)]
+    assert headlines({**METRICS, "train/actor/loss": 3.0})[0] == ("reward", 0.4312)
+    # Without rewards, the loss.
+    losses = {"train/reward/loss": 0.5, "train/reward/accuracy": 0.75, "eval/loss": 0.6}
+    assert headlines(losses) == [("loss", 0.5), ("held-out", 0.6), ("accuracy", 0.75)]
 
 
 def test_sparkline_and_one_line() -> None:

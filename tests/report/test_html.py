@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from yatt_jax.report import facts
-from yatt_jax.report.html import page, reward_change, write
+from yatt_jax.report.html import headline_change, page, write
 from yatt_jax.report.picture import picture
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, RunDirError
@@ -156,7 +156,21 @@ def test_change_of_training_reward_is_between_tenths(tmp_path: Path) -> None:
     run = RunDir.open(tmp_path)
     for step in range(1, 21):
         run.append("metrics", {"step": step, "rollout/reward": float(step)})
-    assert reward_change(read_run(tmp_path)) == ("training reward", 1.5, 19.5)
+    assert headline_change(read_run(tmp_path)) == ("training reward", 1.5, 19.5)
+
+
+def test_a_run_without_rewards_is_judged_by_its_loss(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    for step in range(3):
+        losses = {"train/reward/loss": 3.0 - step, "eval/loss": 2.0 - 0.5 * step, "eval/loss_ci95": 0.1}
+        run.append("metrics", {"step": step, **losses, "eval/accuracy": 0.5 + 0.1 * step})
+    text = page([read_run(tmp_path)])
+    words = Reader(text).words
+    for expected in ("Held-out loss 2 → 1 -1", "Loss held-out, 95 % interval training", "Accuracy"):
+        assert expected in words, expected
+    assert '<span class="up">-1</span>' in text
+    assert "eval/loss_ci95" not in words
+    assert headline_change(read_run(tmp_path)) == ("held-out loss", 2.0, 1.0)
 
 
 def test_one_evaluation_only_is_shown_as_such(tmp_path: Path) -> None:

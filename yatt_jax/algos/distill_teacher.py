@@ -28,7 +28,7 @@ check, trains = offline.check, offline.trains_actor
 class Hyper(TopKHyper):
     """Settings of distillation from a teacher."""
 
-    k: Count = 64  # logits of the teacher that are kept
+    k: Count = 64  # logits of the teacher that are kept; a smaller vocabulary is kept whole
 
 
 def scored_by(hyper: Hyper) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def read_teacher(
 ) -> tuple[TopK, Float[Array, "B T"]]:
     """The teacher's largest logits and its log-sum-exp."""
     del rows
-    return largest_logits(hidden, matrix, hyper.k, readout)
+    return largest_logits(hidden, matrix, min(hyper.k, matrix.shape[0]), readout)
 
 
 def prepare(rows: TextRows, scores: dict[str, tuple[TopK, Float[Array, "B T"]]], hyper: Hyper) -> tuple[Batch, Metrics]:

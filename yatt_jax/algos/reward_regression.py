@@ -6,11 +6,10 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from yatt_jax.errors import InputError
 from yatt_jax.ops import offline, options
 from yatt_jax.ops.heads import at_last_token
 from yatt_jax.ops.masking import masked_ratio, masked_sum
-from yatt_jax.ops.options import NotNegative
+from yatt_jax.ops.options import Count, NotNegative
 from yatt_jax.types import LabelRows, Metrics, PyTree, Ratio, TokenScores
 
 ROWS = Batch = LabelRows
@@ -22,27 +21,31 @@ check, scored_by, trains = offline.check, offline.unscored, offline.trains_rewar
 class Hyper:
     """Settings of the regression."""
 
+    attributes: Count = 1  # numbers of a label, and outputs of the model
     attribute_weights: tuple[NotNegative, ...] = ()  # of each attribute in the mean; empty: all 1
 
     def __post_init__(self) -> None:
         weights = self.attribute_weights
         usable = not weights or (min(weights) >= 0 and max(weights) > 0)
-        options.check(self, (usable, f"attribute_weights = {weights}: must be at least 0, and one above it"))
+        options.check(
+            self,
+            (usable, f"attribute_weights = {weights}: must be at least 0, and one above it"),
+            (
+                len(weights) in (0, self.attributes),
+                f"attribute_weights has {len(weights)} numbers for attributes = {self.attributes}: give one each",
+            ),
+        )
+
+
+def labels(hyper: Hyper) -> int:
+    """Outputs of the reward model."""
+    return hyper.attributes
 
 
 def prepare(rows: LabelRows, scores: dict[str, PyTree], hyper: Hyper) -> tuple[Batch, Metrics]:
-    """The rows with ``label_mask`` times all weights; ``known`` is the share of attributes that have a label.
-
-    Raises:
-      InputError: not one weight for each attribute.
-    """
+    """The rows with ``label_mask`` times all weights; ``known`` is the share of attributes that have a label."""
     del scores
-    attributes, weights = rows.labels.shape[-1], hyper.attribute_weights
-    if weights and len(weights) != attributes:
-        raise InputError(
-            f"config.hyper.attribute_weights has {len(weights)} numbers, the labels have {attributes}: give one each"
-        )
-    weigh = jnp.asarray(weights or (1.0,) * attributes, jnp.float32)
+    weigh = jnp.asarray(hyper.attribute_weights or (1.0,) * hyper.attributes, jnp.float32)
     real = jnp.broadcast_to((rows.weight > 0)[:, None], rows.labels.shape).astype(jnp.float32)
     known = masked_ratio((rows.label_mask > 0).astype(jnp.float32), real)
     return dataclasses.replace(rows, label_mask=rows.label_mask * weigh * rows.weight[:, None]), {"known": known}

@@ -9,24 +9,22 @@ import numpy as np
 
 from yatt_jax.controller.figures import score_sums, variance
 from yatt_jax.controller.hosts import Sums, totals
-from yatt_jax.controller.job import EVALUATION_SEED, Job
+from yatt_jax.controller.online_job import EVALUATION_SEED, OnlineJob
 from yatt_jax.rewards import Scores
 from yatt_jax.types import Sample
 
 
-def evaluate(job: Job, step: int) -> None:
+def evaluate(job: OnlineJob, step: int) -> None:
     """Samples the held-out prompts after ``step`` steps, if the configuration asks for it now.
 
     The same prompts, sample ids and seed are used each time, so that only the weights differ; every process samples its
     share. The mean reward is reported with the half-width of its 95 % confidence interval, every held-out row counted
     once.
     """
-    settings, last = job.config.evaluation, job.config.steps
-    due = settings.every and (step % settings.every == 0 or step in (0, last))
-    if not due or not job.held_out_anywhere:
+    if not job.evaluates(step) or not job.held_out_anywhere:
         return
     with job.phase("evaluate"):
-        sampling = dataclasses.replace(job.sampling, temperature=settings.temperature)
+        sampling = dataclasses.replace(job.sampling, temperature=job.config.evaluation.temperature)
         ids = [prompt.index for prompt in job.held_out]
         seed = job.config.seed + EVALUATION_SEED
         _, samples = job.generate(job.held_out, ids, ids, sampling, seed=seed, version=step)

@@ -141,5 +141,5 @@ def check_skipped(counters: Mapping[str, Any], roles: Iterable[str], limit: int)
             raise RunFailure(
                 f"{in_row} updates of the {role} in a row had a non-finite loss or gradient "
                 f"(config.train.max_skipped = {limit}); its weights are those before the first of them. "
-                "Lower the learning rate, or look at the last samples and their rewards"
+                "Lower the learning rate, or look at what it was trained on last"
             )

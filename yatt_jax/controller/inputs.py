@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from yatt_jax.controller.hosts import Hosts
-from yatt_jax.controller.plan import Plan
+from yatt_jax.controller.online_plan import OnlinePlan
 from yatt_jax.data.prompts import PromptSource
 from yatt_jax.rewards import Scorer, build
 from yatt_jax.types import Prompt
@@ -20,7 +20,7 @@ class Inputs:
     scorer: Scorer
 
 
-def open_inputs(plan: Plan, hosts: Hosts) -> Inputs:
+def open_inputs(plan: OnlinePlan, hosts: Hosts) -> Inputs:
     """Opens data and rewards.
 
     Raises:

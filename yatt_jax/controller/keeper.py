@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from yatt_jax.config import Config, to_dict
+from yatt_jax.config import Config
 from yatt_jax.controller.hosts import Hosts
+from yatt_jax.controller.typed import to_dict
 from yatt_jax.io.checkpoint import Checkpoints
 from yatt_jax.io.checkpoint_config import EarlyStop
 from yatt_jax.types import PyTree

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from yatt_jax.controller.plan import Plan
+from yatt_jax.controller.roles import FROZEN, Plan
 from yatt_jax.controller.update import init_state
 from yatt_jax.io import hf
 from yatt_jax.models.build import Model
@@ -28,11 +28,11 @@ def load_roles(
     """
     states: dict[str, TrainState] = {}
     frozen: dict[str, Params] = {}
-    actor: Params | None = None
+    first: Params | None = None
     for role, model in plan.models.items():
         with console.progress(f"load {role}", len(jax.tree.leaves(model.abstract))) as advance:
-            params = load_weights(plan, role, actor, advance)
-        actor = params if role == "actor" else actor
+            params = load_weights(plan, role, first, advance)
+        first = params if first is None else first
         if role in transforms:
             states[role] = init_state(params, transforms[role], plan.train)
         else:
@@ -40,15 +40,15 @@ def load_roles(
     return states, frozen
 
 
-def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress | None = None) -> Params:
+def load_weights(plan: Plan, role: str, first: Params | None, progress: Progress | None = None) -> Params:
     """Reads or makes the parameters of a role, in the training partition.
 
     A critic or reference without a path of its own starts as a copy of the actor; the critic's value head is then zero.
 
     Args:
       plan: the run.
-      role: "actor", "critic", "reference" or "teacher".
-      actor: the actor's parameters, for roles that start from them.
+      role: "actor", "critic", "reference", "teacher" or "reward".
+      first: parameters of the plan's first role, for those that start from them.
       progress: called with the number of tensors read since the last call.
 
     Raises:
@@ -61,19 +61,20 @@ def load_weights(plan: Plan, role: str, actor: Params | None, progress: Progress
             path,
             model.kind,
             plan.train,
-            dtype=choice.frozen_dtype if role in ("reference", "teacher") else choice.dtype,
+            dtype=choice.frozen_dtype if role in FROZEN else choice.dtype,
             compute_dtype=choice.compute_dtype,
             remat=choice.remat,
             attention=choice.attention,
+            labels=model.abstract["head"]["kernel"].shape[-1] if model.kind == "reward" else None,
             seed=plan.config.seed,
             progress=lambda done, total, name: progress(1) if progress else None,
         )
         assert loaded.axes == model.axes
         return params
-    if role == "actor":
+    if role == plan.first:
         return model.init(plan.config.seed, plan.train, choice.dtype)
-    assert actor is not None
-    return from_actor(plan, model, actor)
+    assert first is not None
+    return from_actor(plan, model, first)
 
 
 def from_actor(plan: Plan, model: Model, actor: Params) -> Params:

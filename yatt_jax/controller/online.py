@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from yatt_jax.controller.evaluate import evaluate
-from yatt_jax.controller.job import Job
+from yatt_jax.controller.online_job import OnlineJob
 
 
-def train(job: Job) -> None:
+def train(job: OnlineJob) -> None:
     """Runs the job from its first step to its last.
 
     Raises:

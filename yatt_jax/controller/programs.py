@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
+from yatt_jax.controller.online_plan import OnlinePlan
 from yatt_jax.controller.optimizer import make_optimizer
-from yatt_jax.controller.plan import Plan
 from yatt_jax.controller.score import make_forward, make_score
 from yatt_jax.controller.update import update
 from yatt_jax.parallel.pack import Packed
@@ -38,7 +38,7 @@ class Programs:
     schedules: dict[str, Callable[[int], Any]]
 
 
-def make_programs(plan: Plan) -> Programs:
+def make_programs(plan: OnlinePlan) -> Programs:
     """Builds the programs of a run; nothing compiles before the first call."""
     config, algo, hyper = plan.config, plan.algo, plan.config.hyper
     forwards = {role: make_forward(model, vocab_chunk=config.train.vocab_chunk) for role, model in plan.models.items()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from yatt_jax.config import Config, to_dict
+from yatt_jax.config import Config
+from yatt_jax.controller.typed import to_dict
 from yatt_jax.report import html
 from yatt_jax.report.console import Console
 from yatt_jax.report.metrics import ConsoleSink, JsonlSink, MetricsWriter
@@ -14,6 +15,9 @@ from yatt_jax.report.sinks import open_optional
 from yatt_jax.report.timeline import Timeline
 
 _LOG = logging.getLogger(__name__)
+
+# Where tokens are counted -> the phases of a step that they take.
+_TOKENS_IN = {"rollout": ("rollout",), "data": ("data", "score", "train")}
 
 
 class Record:
@@ -41,10 +45,12 @@ class Record:
 
     def write(self, step: int) -> None:
         """Writes the line of a step: everything gathered since the last one."""
-        tokens = self._pending.pop("rollout/tokens", 0.0)
         times = self._timeline.seconds()
-        if times.get("time/rollout"):
-            self._pending["rollout/tokens_per_second"] = tokens / times["time/rollout"]
+        for group, phases in _TOKENS_IN.items():
+            seconds = sum(times.get(f"time/{phase}", 0.0) for phase in phases)
+            tokens = self._pending.pop(f"{group}/tokens", None)
+            if tokens is not None and seconds:
+                self._pending[f"{group}/tokens_per_second"] = tokens / seconds
         self.last = self._pending | times
         self._writer.step(step, self.last)
         self._pending = {}

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from yatt_jax.controller.hosts import Hosts
-from yatt_jax.controller.plan import Plan, Room, decoder_shape
+from yatt_jax.controller.online_plan import OnlinePlan, Room
+from yatt_jax.controller.roles import decoder_shape
 from yatt_jax.parallel.balance import Assignment, balance, row_costs
 from yatt_jax.parallel.exchange import Plan as Exchange
 from yatt_jax.parallel.exchange import exchange, home_shards, plan_exchange
@@ -58,7 +59,7 @@ class Mover:
       filled: what the packs of each minibatch since the last ``place`` held.
     """
 
-    def __init__(self, plan: Plan, hosts: Hosts):
+    def __init__(self, plan: OnlinePlan, hosts: Hosts):
         self._plan, self._hosts = plan, hosts
         self._shape = decoder_shape(plan.models["actor"].config)
         self._like: dict[str, Exchange] = {}
@@ -156,7 +157,7 @@ class Mover:
         return self._like[kind]
 
 
-def minibatch_rows(plan: Plan, step: int) -> Iterator[Int[np.ndarray, "b"]]:
+def minibatch_rows(plan: OnlinePlan, step: int) -> Iterator[Int[np.ndarray, "b"]]:
     """The rows of each minibatch of a step, ascending: a new order for every epoch, by seed and step alone."""
     hyper = plan.config.hyper
     for epoch in range(hyper.epochs):

@@ -27,12 +27,14 @@ class Draw:
       rows: of each row its documents' examples; more than one where they are packed, none in a row that pads.
       width: attributes of a label, or logits a token; 0 where there are none.
       epoch: epoch that the step belongs to, from 0.
+      pack: tokens of the rows that documents are packed into; 0: each has a row of its own.
     """
 
     kind: Kind
     rows: list[list[Encoded]]
     width: int
     epoch: int
+    pack: int = 0
 
     @property
     def numbers(self) -> list[list[int]]:
@@ -83,7 +85,7 @@ def collate(kind: Kind, rows: Sequence[Sequence[Encoded]], length: int, width: i
       ``len(rows)`` rows, as numpy arrays.
     """
     B, T = len(rows), length
-    weight = np.array([float(bool(row)) for row in rows], np.float32)
+    weight = _floats([bool(row) for row in rows])
     if kind in (PairRows, UnpairedRows):
         two = [[row[0].documents[i]] if row else [] for row in rows for i in (0, 1)]
         inputs, mask = _place(two, T, (B, 2, T))

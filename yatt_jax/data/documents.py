@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -237,7 +237,8 @@ class Encoder:
             mask[self._learned(rendered.text, span, tokens, offsets)] = True
         if self._lacks_end(rendered, tokens, offsets):
             learned = self._all or bool(rendered.spans)
-            tokens, mask = np.append(tokens, np.int32(self._tokenizer.eos_token_id)), np.append(mask, learned)
+            end: Any = self._tokenizer.eos_token_id
+            tokens, mask = np.append(tokens, np.int32(end)), np.append(mask, learned)
         mask[0] = False
         steps = _step_ends(example, rendered, offsets) if isinstance(example, Steps) else ()
         return Document(tokens, mask, steps)

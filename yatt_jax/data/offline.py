@@ -110,6 +110,11 @@ class OfflineSource:
         return self._steps_per_epoch
 
     @property
+    def records(self) -> tuple[int, int]:
+        """Records that numbers of training rows, and of held-out ones, may point to: see ``Draw.numbers``."""
+        return self._train.records, self._evaluation.records
+
+    @property
     def width(self) -> int:
         """Attributes of a label, or teacher's logits a token; 0 where there are none."""
         return self._encoder.width
@@ -145,10 +150,10 @@ class OfflineSource:
         outcomes = self._encoder.read([self._rows[first + place] for place in self._own(batch) if place < count])
         rows = [outcome.row if self._usable(outcome) else None for outcome in outcomes]
         self._step += 1
-        return self._finish(rows, batch, epoch, self._train)
+        return self._finish(rows, batch, epoch, self._train, self._config.pack)
 
     def evaluation(self, limit: int = 0) -> Iterator[Draw]:
-        """The held-out rows in file order, in batches of ``data.batch``, each row once over all processes.
+        """The held-out rows in file order, not packed, in batches of ``data.batch``, each row once over all processes.
 
         Every process gets the same number of batches; the last one is filled up with rows of weight 0.
 
@@ -238,18 +243,18 @@ class OfflineSource:
         first, end = (-(-batch * process // self._processes) for process in (self._process, self._process + 1))
         return range(first, end)
 
-    def _finish(self, rows: Sequence[Encoded | None], batch: int, epoch: int, pool: Pool) -> Draw:
+    def _finish(self, rows: Sequence[Encoded | None], batch: int, epoch: int, pool: Pool, pack: int = 0) -> Draw:
         """Rows of a batch, packed or one by one, and filled up."""
         found = [row for row in rows if row is not None]
         if self._kind is UnpairedRows:
             found = rotate(found, pool, self._encoder, self._config.max_tokens)
-        if self._config.pack:
-            packed = first_fit_decreasing([len(row) for row in found], self._config.pack)
+        if pack:
+            packed = first_fit_decreasing([len(row) for row in found], pack)
             filled = [[found[i] for i in row] for row in packed]
         else:
             filled = [[row] for row in found]
             filled += [[] for _ in range(len(self._own(batch)) - len(found))]
-        return Draw(self._kind, filled, self.width, epoch)
+        return Draw(self._kind, filled, self.width, epoch, pack)
 
     def _identity_of(self, row: Encoded) -> bytes:
         """What makes a row the same as one that is held out: its prompt, or all of it where there is none."""

@@ -41,7 +41,7 @@ def whole_conversations(record: Record, how: Reading) -> Pair:
     """``{"chosen", "rejected"}``: full conversations (turns, or text), split where they begin to differ."""
     values = [record.fields.get(name) for name in ("chosen", "rejected")]
     if all(isinstance(value, str) for value in values):
-        chosen, rejected = split_texts(*(text_field(record, name) for name in ("chosen", "rejected")), record)
+        chosen, rejected = split_texts(text_field(record, "chosen"), text_field(record, "rejected"), record)
         return Pair(chosen, rejected, _gap(record))
     better, worse = turns_field(record, "chosen"), turns_field(record, "rejected")
     same = _common(better, worse)

@@ -26,6 +26,7 @@ class Pool:
     def __init__(self, table: Table, left_out: np.ndarray) -> None:
         self.rows = Rows(table, left_out)
         self._left_out = left_out
+        self.records = len(table)
 
     def position(self, index: int) -> int:
         """The place in ``rows`` of the record with this number."""

@@ -163,7 +163,7 @@ class Renderer:
     def _apply(self, turns: Sequence[Turn], source: str, *, ask: bool = False) -> tuple[str, list[Span]]:
         """Rendered turns and the spans of the template's markers; ``ask`` adds the beginning of an answer."""
         try:
-            texts, spans = render_jinja_template(
+            texts, found = render_jinja_template(
                 [list(turns)],
                 chat_template=self._tokenizer.get_chat_template(),
                 return_assistant_tokens_mask=self._has_markers(),
@@ -175,4 +175,5 @@ class Renderer:
             raise DataError(
                 f"{source}: the chat template failed on turns ({roles}): {type(error).__name__}: {error}"
             ) from error
-        return texts[0], list(spans[0]) if spans else []
+        spans: Any = found[0] if found else ()
+        return texts[0], list(spans)

@@ -93,11 +93,14 @@ _FIXED: Mapping[str, _Rule] = {
     "data.train": _ROWS,
     "data.holdout": _ROWS,
     "data.shuffle": _ROWS,
+    "data.batch": _ROWS,
+    "data.mix": _ROWS,
+    "data.last": _ROWS,
     "rollout.prompts": _NUMBERS,
     "rollout.samples_per_prompt": _NUMBERS,
     **{
-        f"{role}_optimizer.{key}": rule
-        for role in ("actor", "critic")
+        f"{optimizer}.{key}": rule
+        for optimizer in ("actor_optimizer", "critic_optimizer", "optimizer")
         for key, rule in {"name": _MOMENTS, "clip_norm": _PARTS, "weight_decay": _PARTS}.items()
     },
 }

@@ -96,6 +96,7 @@ def load_model(
     compute_dtype: str = "float32",
     remat: str = "none",
     attention: str = "auto",
+    labels: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Model, Params]:
@@ -113,6 +114,7 @@ def load_model(
       compute_dtype: of activations.
       remat: see ``DecoderConfig.remat``.
       attention: see ``DecoderConfig.attention``.
+      labels: outputs of a reward model without a bias, whatever the folder holds; by default those of its head, or one.
       seed: of a reward head that must be drawn.
       progress: called after each tensor.
 
@@ -126,7 +128,15 @@ def load_model(
     config = dataclasses.replace(folder.config, dtype=compute_dtype, remat=remat, attention=attention)
     source = _open(folder)
     head = _head_shape(folder, source, kind)
-    options = {"labels": head[0], "bias": head[1]} if head and kind == "reward" else {}
+    options: dict[str, Any] = {"labels": head[0], "bias": head[1]} if head and kind == "reward" else {}
+    if labels is not None:
+        if options not in ({}, {"labels": labels, "bias": False}):
+            raise CheckpointError(
+                f"{folder.path}: its head has {options['labels']} outputs{' and a bias' if options['bias'] else ''}, "
+                f"and the reward model that is to be trained has {labels} and no bias; start from a language model, or "
+                "from a reward model like it"
+            )
+        options = {"labels": labels}
     model = build(kind, config, dtype, **options)
     leaves = leaves_of(family(folder.model_type).names, model.abstract)
     fresh = () if head and (kind == "reward" or head[0] == 1) else ("head/kernel", "head/bias")

@@ -66,9 +66,10 @@ def logprobs_from_hidden(
     flat = lambda x: x.reshape(math.prod(lead), *x.shape[len(lead) :])  # noqa: E731
     hidden, tokens, kept = flat(hidden), flat(tokens)[:, 1:], None if kept is None else flat(kept)[:, 1:]
     wanted = jnp.ones(tokens.shape, bool) if mask is None else flat(mask)[:, 1:] > 0
-    if mask is None or capacity is None or capacity >= T - 1:
+    if mask is None or capacity is None:
         capacity, hidden = None, hidden[:, :-1]
     else:
+        capacity = min(capacity, T - 1)
         order = jnp.argsort(~wanted, axis=1, stable=True)[:, :capacity]  # wanted tokens first, in their order
         hidden, tokens = _pick(hidden, order), _pick(tokens, order)
         kept = None if kept is None else _pick(kept, order)

@@ -47,8 +47,8 @@ def page(runs: Sequence[Run]) -> str:
     """
     title = ", ".join(run.name for run in runs)
     body = [_title(runs, title), _headline(runs)]
-    if any(run.points(panels.REWARD) or run.points(panels.HELD_OUT) for run in runs):
-        body.append(f"<h2>Reward</h2>{card(panels.reward_chart(runs))}")
+    if any(line.points for line in panels.headline_lines(runs)):
+        body.append(f"<h2>{panels.judged_by(runs[0]).what.capitalize()}</h2>{card(panels.headline_chart(runs))}")
     body.append(_per_run(runs, "Before and after", before_and_after))
     if charts := panels.curves(runs):
         body.append(f"<h2>Curves</h2>{charts}")
@@ -102,20 +102,21 @@ def _what(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def reward_change(run: Run) -> tuple[str, float, float] | None:
-    """What the reward was and what it became: (of which prompts, start, end).
+def headline_change(run: Run) -> tuple[str, float, float] | None:
+    """What the reward (or loss) was and what it became: (which, start, end).
 
-    Held-out reward is the first and the last evaluation. Without one it is training reward, the mean of the first and
+    The held-out one is the first and the last evaluation. Without it, it is that of training, the mean of the first and
     of the last tenth of the steps.
     """
-    held_out = run.values(panels.HELD_OUT)
+    headline = panels.judged_by(run)
+    held_out = run.values(headline.held_out)
     if len(held_out) > 1:
-        return "held-out reward", held_out[0], held_out[-1]
-    training = run.values(panels.REWARD)
+        return f"held-out {headline.what}", held_out[0], held_out[-1]
+    training = run.values(headline.training)
     if not training:
         return None
     part = max(1, len(training) // 10)
-    return "training reward", sum(training[:part]) / part, sum(training[-part:]) / part
+    return f"training {headline.what}", sum(training[:part]) / part, sum(training[-part:]) / part
 
 
 def _headline(runs: Sequence[Run]) -> str:
@@ -124,8 +125,8 @@ def _headline(runs: Sequence[Run]) -> str:
         return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
     rows = []
     for i, run in enumerate(runs):
-        change = reward_change(run)
-        of, *figures = [change[0], *map(number, change[1:]), _change(*change[1:])] if change else ["-"] * 4
+        change = headline_change(run)
+        of, *figures = [change[0], *map(number, change[1:]), _change(run, *change[1:])] if change else ["-"] * 4
         kl = _kl(run)
         figures += [number(kl[-1]) if kl else "-", str(max(run.steps, default=0)), duration(wall_seconds(run))]
         name = f'<i class="key" style="background:var(--c{i % COLOURS})"></i>{safe(run.name)}'
@@ -136,9 +137,9 @@ def _headline(runs: Sequence[Run]) -> str:
 
 def _tiles(run: Run) -> list[str]:
     tiles = []
-    if change := reward_change(run):
+    if change := headline_change(run):
         what, start, end = change
-        figure = f'{number(start)}<span class="arrow">→</span>{number(end)} {_change(start, end)}'
+        figure = f'{number(start)}<span class="arrow">→</span>{number(end)} {_change(run, start, end)}'
         tiles.append(_tile(what.capitalize(), figure, "wide"))
     if kl := _kl(run):
         tiles.append(_tile("KL to the reference", number(kl[-1])))
@@ -158,10 +159,11 @@ def _tile(what: str, figure: str, extra: str = "") -> str:
     return card(f'<div class="what">{safe(what)}</div><div class="figure">{figure}</div>', kind=f"tile {extra}")
 
 
-def _change(start: float, end: float) -> str:
+def _change(run: Run, start: float, end: float) -> str:
     difference = end - start
     sign = "+" if difference >= 0 else ""
-    return f'<span class="{"up" if difference >= 0 else "down"}">{sign}{number(difference)}</span>'
+    better = difference >= 0 if panels.judged_by(run).higher else difference <= 0
+    return f'<span class="{"up" if better else "down"}">{sign}{number(difference)}</span>'
 
 
 def _kl(run: Run) -> list[float]:

@@ -25,7 +25,16 @@ from yatt_jax.report.console import Advance, Eta
 from yatt_jax.report.samples import Record, pick, shown_prompt
 from yatt_jax.report.text import duration, headlines, number, one_line, sparkline
 
-_GROUPS = ("rollout", "train", "train/actor", "train/critic", "eval", "time")  # the order of the panels
+_GROUPS = (
+    "rollout",
+    "data",
+    "train",
+    "train/actor",
+    "train/critic",
+    "train/reward",
+    "eval",
+    "time",
+)  # the order of the panels
 _HISTORY = 16
 
 

@@ -1,6 +1,6 @@
 """Metrics of a step: from device results to floats, and out to every sink.
 
-Names are grouped by a prefix, ``rollout/ train/ time/ eval/``.
+Names are grouped by a prefix, ``rollout/ data/ train/ time/ eval/``.
 """
 
 from __future__ import annotations

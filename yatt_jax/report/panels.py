@@ -10,9 +10,44 @@ from yatt_jax.report.charts import Line, line_chart
 from yatt_jax.report.markup import broad, card, legend
 from yatt_jax.report.read import Run
 
-REWARD = "rollout/reward"
-HELD_OUT = "eval/reward"
-MARGIN = "eval/reward_ci95"  # half-width of its confidence interval
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The figure that a run is judged by.
+
+    Attributes:
+      what: "reward" or "loss".
+      training: name of the metric in training.
+      higher: whether a higher one is better.
+    """
+
+    what: str
+    training: str
+    higher: bool
+
+    @property
+    def held_out(self) -> str:
+        """Name of the metric on what is held out."""
+        return f"eval/{self.what}"
+
+    @property
+    def margin(self) -> str:
+        """Half-width of its confidence interval."""
+        return f"{self.held_out}_ci95"
+
+    @property
+    def names(self) -> set[str]:
+        """All three metrics."""
+        return {self.training, self.held_out, self.margin}
+
+
+def judged_by(run: Run) -> Headline:
+    """The reward where a run has one, else the loss."""
+    reward, names = Headline("reward", "rollout/reward", higher=True), run.names()
+    if not reward.names.isdisjoint(names):
+        return reward
+    training = next((name for name in names if re.fullmatch(r"train/\w+/loss", name)), "train/loss")
+    return Headline("loss", training, higher=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +74,11 @@ PANELS = (
     Panel("Clipped tokens", r"/(\w+_)?clip_fraction$"),
     Panel("Response length", r"/(response_length|length)$"),
     Panel("Responses that ended by themselves", r"/ended$"),
+    Panel("Accuracy", r"/accuracy(_(right|wrong))?$"),
+    Panel("Rewards of responses", r"/reward_(chosen|rejected)$"),
+    Panel("Reward of the chosen over the rejected response", r"/margin$"),
+    Panel("Negative log-likelihood, a token", r"/nll$"),
+    Panel("Divergence from the teacher, a token", r"/divergence$"),
     Panel("Policy loss", r"(/policy_loss|actor/loss)$"),
     Panel("Value loss", r"(/value_loss|critic/loss)$"),
     Panel("Explained variance", r"/explained_variance$"),
@@ -55,31 +95,32 @@ PANELS = (
 )
 
 
-def reward_chart(runs: Sequence[Run]) -> str:
-    """The headline curve: training reward in the background, held-out reward on top."""
-    lines = reward_lines(runs)
-    return f"{legend(reward_legend(lines, runs))}{broad(line_chart(lines, 960, 270, 'reward by step'))}"
+def headline_chart(runs: Sequence[Run]) -> str:
+    """The headline curve: training reward (or loss) in the background, the held-out one on top."""
+    lines, what = headline_lines(runs), judged_by(runs[0]).what
+    return f"{legend(headline_legend(lines, runs))}{broad(line_chart(lines, 960, 270, f'{what} by step'))}"
 
 
-def reward_legend(lines: Sequence[Line], runs: Sequence[Run]) -> list[tuple[str, int, str]]:
+def headline_legend(lines: Sequence[Line], runs: Sequence[Run]) -> list[tuple[str, int, str]]:
     """Names of the headline curve's lines, held-out ones first; of several runs, one name each where it can be."""
     ordered = sorted(lines, key=lambda line: line.style == "faint")
     named = [line for line in ordered if len(runs) == 1 or line.style != "faint"]
     return [(line.label + (", 95 % interval" if line.margin else ""), line.colour, line.style) for line in named]
 
 
-def reward_lines(runs: Sequence[Run]) -> list[Line]:
+def headline_lines(runs: Sequence[Run]) -> list[Line]:
     """Lines of the headline curve, those in the background first."""
     one = len(runs) == 1
     behind, front = [], []
     for colour, run in enumerate(runs):
-        training, held_out = run.points(REWARD), run.points(HELD_OUT)
+        headline = judged_by(run)
+        training, held_out = run.points(headline.training), run.points(headline.held_out)
         label = "" if one else f"{run.name}: "
         style = "faint" if held_out else "solid"
         if training:
             behind.append(Line(f"{label}training", training, 1 if one and held_out else colour, style))
         if held_out:
-            margin = dict(run.points(MARGIN)) if one else {}
+            margin = dict(run.points(headline.margin)) if one else {}
             style = "dots" if len(held_out) <= 60 else "solid"
             front.append(Line(f"{label}held-out", held_out, colour, style, margin))
     return behind + front
@@ -100,7 +141,7 @@ def curves(runs: Sequence[Run]) -> str:
 
 def remaining(runs: Sequence[Run]) -> str:
     """Charts of every other metric, one each."""
-    taken = {name for _, names in _assign(runs) for name in names} | {REWARD, HELD_OUT, MARGIN}
+    taken = {name for _, names in _assign(runs) for name in names} | _headlines(runs)
     cards = []
     for name in _names(runs):
         if name not in taken and not name.startswith("time/"):
@@ -113,8 +154,13 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.names()))
 
 
+def _headlines(runs: Sequence[Run]) -> set[str]:
+    return {name for run in runs for name in judged_by(run).names}
+
+
 def _assign(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    left = [name for name in _names(runs) if name not in (REWARD, HELD_OUT, MARGIN) and not name.startswith("time/")]
+    shown = _headlines(runs)
+    left = [name for name in _names(runs) if name not in shown and not name.startswith("time/")]
     found = []
     for panel in PANELS:
         names = [name for name in left if re.search(panel.pattern, name)]

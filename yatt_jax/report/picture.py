@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from yatt_jax.report.charts import COLOURS, plot
 from yatt_jax.report.lanes import draw, view
-from yatt_jax.report.panels import reward_legend, reward_lines
+from yatt_jax.report.panels import headline_legend, headline_lines
 from yatt_jax.report.read import Run
 from yatt_jax.report.rundir import RunDirError
 from yatt_jax.report.style import PICTURE_CSS
@@ -20,23 +20,23 @@ _EDGE, _LETTERS = 8, 128  # beside the lanes, and in a line of text below them
 
 
 def picture(runs: Sequence[Run], title: str) -> str:
-    """An SVG file of reward by step; it needs nothing but itself and follows the viewer's light or dark theme.
+    """An SVG file of reward (or loss) by step; it needs nothing else and follows the viewer's light or dark theme.
 
     Args:
       runs: at least one.
       title: above the curve.
 
     Raises:
-      RunDirError: no run has logged a reward.
+      RunDirError: no run has logged a reward or a loss.
     """
-    lines = reward_lines(runs)
+    lines = headline_lines(runs)
     drawn = plot(lines, _WIDTH, _HEIGHT)
     if drawn is None:
         raise RunDirError(
-            f"{', '.join(run.name for run in runs)}: no reward in metrics.jsonl, so there is no curve to draw"
+            f"{', '.join(run.name for run in runs)}: no reward or loss in metrics.jsonl, so there is no curve to draw"
         )
     left, labels = 46, []
-    for label, colour, style in reward_legend(lines, runs):
+    for label, colour, style in headline_legend(lines, runs):
         ink = f"var(--c{colour % COLOURS})"
         labels.append(f'<line class="line {style}" style="stroke:{ink}" x1="{left}" x2="{left + 18}" y1="46" y2="46"/>')
         labels.append(f'<text class="tick" x="{left + 24}" y="50">{safe(label)}</text>')

@@ -13,6 +13,8 @@ KL = ("kl", "kl_k3", "kl_k1")
 LENGTH = ("response_length", "length")
 HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward",)),
+    ("loss", ("loss",)),
+    ("accuracy", ("accuracy",)),
     ("kl", KL),
     ("entropy", ("entropy", "entropy_sampled")),
     ("clipped", ("clip_fraction",)),
@@ -56,14 +58,19 @@ def duration(seconds: float | None) -> str:
 
 
 def headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The most telling metrics of a step as (label, value), held-out reward included where there is one."""
+    """The most telling metrics of a step as (label, value); held-out reward, or loss, included where there is one.
+
+    The loss of a run that has rewards says little, and is left out.
+    """
+    rewarded = find(metrics, ("reward",)) or "eval/reward" in metrics
     found = []
     for label, kinds in HEADLINES:
-        name = find(metrics, kinds)
+        name = None if label == "loss" and rewarded else find(metrics, kinds)
         if name:
             found.append((label, metrics[name]))
-    if "eval/reward" in metrics:
-        found.insert(min(len(found), 1), ("held-out", metrics["eval/reward"]))
+    held_out = "eval/reward" if rewarded else "eval/loss"
+    if held_out in metrics:
+        found.insert(min(len(found), 1), ("held-out", metrics[held_out]))
     return found
 
 

@@ -1,0 +1,210 @@
+"""The job of a run that samples: prompts, engine and rewards, and the operations that its loop is written in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from yatt_jax.config import OnlineRun
+from yatt_jax.controller.figures import (
+    engine_sums,
+    mean_advantages,
+    moved_sums,
+    packing_figures,
+    placed_figures,
+    reward_sums,
+    spread,
+)
+from yatt_jax.controller.hosts import totals
+from yatt_jax.controller.inputs import open_inputs
+from yatt_jax.controller.job import Job, Source
+from yatt_jax.controller.online_plan import OnlinePlan
+from yatt_jax.controller.parking import Parking
+from yatt_jax.controller.programs import Programs, make_programs
+from yatt_jax.controller.rows import Mover, Placed
+from yatt_jax.parallel.local import sampling_group
+from yatt_jax.parallel.pack import Packed
+from yatt_jax.parallel.repartition import SecondLayout
+from yatt_jax.report.metrics import grouped, to_floats
+from yatt_jax.report.samples import SampleLog
+from yatt_jax.rewards import Scores
+from yatt_jax.rollout.engine import Engine
+from yatt_jax.rollout.sampling import Sampling
+from yatt_jax.types import Metrics, Prompt, PyTree, Rollout, Sample
+
+# Held-out samples draw from a seed of their own, so that they never share a random key with training samples.
+EVALUATION_SEED = 1 << 32
+
+
+class OnlineJob(Job[OnlinePlan]):
+    """Everything one process needs to run the online loop; see ``Job``."""
+
+    def _open_inputs(self) -> Source:
+        inputs = open_inputs(self.plan, self.hosts)
+        self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
+        self._exit.callback(self.scorer.close)
+        self.kl_coef = self.config.hyper.kl.coef
+        return self.prompts
+
+    def _make_programs(self) -> Programs:
+        self.programs = make_programs(self.plan)
+        return self.programs
+
+    def _begin(self) -> None:
+        plan, config = self.plan, self.config
+        self.samples = SampleLog(self.run)
+        self.mover = Mover(plan, self.hosts)
+        self._placed: Placed | None = None
+        self._held = 0  # bytes of this process's rows on its host
+        self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
+        actor = plan.models["actor"]
+        self.layout = SecondLayout(actor.axes, plan.rollout, keep=config.parallel.sampling_copy == "keep")
+        self.parking = Parking(config.parallel.park, self.states, self.frozen)
+        self.engine = self._make_engine()
+
+    def _more_state(self) -> dict[str, Any]:
+        return {"kl_coef": self.kl_coef}
+
+    def _restore_more(self, common: Mapping[str, Any]) -> None:
+        self.kl_coef = common["kl_coef"]
+
+    @property
+    def config(self) -> OnlineRun:
+        """The run's configuration."""
+        return self.plan.config
+
+    def _make_engine(self) -> Engine:
+        """The engine of this process's rows; all processes have as many."""
+        plan, sampling = self.plan, self.config.rollout
+        most = math.ceil(sampling.prompts / self.hosts.count) * sampling.samples_per_prompt
+        held_out = max(self.hosts.gather("held-out prompts", len(self.held_out)))
+        self.held_out_anywhere = held_out > 0
+        wanted = math.ceil(sampling.rows / self.hosts.count) or most
+        group = sampling_group(plan.rollout).members
+        return Engine(
+            plan.models["actor"],
+            plan.tokenizer,
+            plan.rollout,
+            rows=min(wanted, max(most, held_out)),
+            max_prompt_tokens=self.config.data.max_prompt_tokens,
+            max_new_tokens=sampling.sampling.max_new_tokens,
+            record_kept=plan.record_kept,
+            agree=lambda value: self.hosts.gather("slots of the group", value, group),
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """The run's sampling parameters, with the model's own stop tokens."""
+        return dataclasses.replace(self.config.rollout.sampling, stop_token_ids=self.plan.stop_token_ids)
+
+    # What the loops are written in.
+
+    def sample(self, step: int) -> tuple[Rollout, list[Sample]]:
+        """Draws the step's prompts and samples responses with the actor laid out for sampling."""
+        draw = self.prompts.draw()
+        count = self.config.rollout.samples_per_prompt
+        ids = [number * count + i for number in draw.numbers for i in range(count)]
+        prompts = [prompt for prompt in draw.prompts for _ in range(count)]
+        groups = [number % self.config.rollout.prompts for number in draw.numbers for _ in range(count)]
+        return self.generate(prompts, ids, groups, self.sampling, seed=self.config.seed, version=step)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[int],
+        groups: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int,
+        version: int,
+    ) -> tuple[Rollout, list[Sample]]:
+        """Samples a response to each prompt with the current actor; see ``Engine.generate``."""
+        with self.timeline.phase("repartition"):
+            self.parking.leave()
+            laid_out = self.layout.of(self.states["actor"].params, wait=True)
+            laid_out = self.engine.group.take(laid_out, self.plan.models["actor"].axes)
+        with self.timeline.phase("sample"):
+            found = self.engine.generate(
+                laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
+            )
+        self.layout.done()
+        self.parking.come_back()  # while rewards are computed
+        return found
+
+    def reward(self, samples: Sequence[Sample]) -> Scores:
+        """Scores samples on the host; NaN marks an invalid one, such as a row whose logits were not finite."""
+        with self.timeline.phase("reward"):
+            scores = self.scorer(samples)
+        broken = np.array([sample.finish == "invalid" for sample in samples], bool)
+        return dataclasses.replace(scores, total=np.where(broken, np.float32(np.nan), scores.total))
+
+    def score(self, role: str, rollout: Rollout) -> PyTree:
+        """A model's scores of placed rows."""
+        assert self._placed is not None
+        packed = Packed(rollout, self._placed.layout)
+        return self.programs.score[role](self.weights(role), packed, self._temperature)
+
+    @property
+    def _temperature(self) -> np.float32:
+        return np.float32(self.config.rollout.sampling.temperature)
+
+    def place(self, rollout: Rollout, rewards: Scores) -> tuple[Rollout, jax.Array]:
+        """Rows and rewards on the devices, spread over the data shards."""
+        self._held = sum(leaf.nbytes for leaf in jax.tree.leaves(rollout))
+        with self.timeline.phase("exchange"):
+            rows, row_rewards, self._placed = self.mover.place(rollout, rewards.total)
+        self.record.add(grouped("rollout", placed_figures(self._placed.assigned, self._placed.filled)))
+        return rows, row_rewards
+
+    def prepare(self, rollout: Rollout, rewards: jax.Array, scores: dict[str, PyTree]) -> tuple[PyTree, Metrics]:
+        """The algorithm's batch, and facts about the rollout."""
+        return self.programs.prepare(rollout, rewards, scores, np.float32(self.kl_coef))
+
+    def minibatches(self, batch: PyTree, step: int) -> Iterator[Packed]:
+        """The minibatches of a step: every row once an epoch, in a new order each time."""
+        assert self._placed is not None
+        yield from self.mover.minibatches(batch, self._placed, step)
+
+    def update(self, role: str, minibatch: Packed) -> None:
+        """One optimizer step of a role; its metrics stay on the devices until the step is reported."""
+        self._updated(role, *self.programs.update[role](self.states[role], minibatch, self._temperature))
+
+    def far_enough(self) -> bool:
+        """Whether the policy has moved beyond ``target_kl``, so that the rest of the step's minibatches is dropped."""
+        target = self.config.hyper.target_kl
+        if not target or "actor/kl_update" not in self._updates[-1]:
+            return False
+        return to_floats({"kl": self._updates[-1]["actor/kl_update"]})["kl"] > target
+
+    def report(self, step: int, samples: Sequence[Sample], rewards: Scores, batch: PyTree, facts: Metrics) -> None:
+        """Brings the step's metrics to the host and checks them; ``write`` puts them out.
+
+        Raises:
+          RunFailure: too many updates in a row were skipped for a non-finite loss or gradient.
+        """
+        fetched = self._fetch(facts)
+        found, updates = fetched.facts, fetched.updates
+        updates |= packing_figures(self.mover.filled, self.plan.train.row_shards)
+        found["kl_coef"] = self.kl_coef
+        self._adapt(found, self.plan.rows)
+        own = reward_sums(rewards, samples) | engine_sums(self.engine.stats) | moved_sums(self.layout.moved)
+        own["bytes_per_process"] = self._held, 1
+        found |= spread(totals(self.hosts.gather("metrics of a step", own)))
+        self.record.add(grouped("rollout", found))
+        self.record.add(grouped("train", updates))
+        every = self.config.report.samples_every
+        if every and step % every == 0:
+            assert self._placed is not None
+            advantages = self.mover.own(self._mean_advantages(batch), self._placed)
+            self.samples.write(step, "train", samples, rewards.total, rewards.rewards, advantages)
+        self._check_headway(fetched)
+
+    def _adapt(self, found: Mapping[str, float], rows: int) -> None:
+        """Steers the price of the divergence by what the rollout showed."""
+        if "kl_response" in found:
+            self.kl_coef = float(self.config.hyper.kl.adapted(self.kl_coef, found["kl_response"], rows))

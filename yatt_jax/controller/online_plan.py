@@ -1,0 +1,216 @@
+"""What a run that samples will do, worked out and checked before a weight is read or a program compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from typing import Any
+
+from yatt_jax.config import ConfigError, OnlineRun, load_algo
+from yatt_jax.controller.roles import (
+    Plan,
+    check_axes,
+    check_length,
+    check_metric,
+    decoder_shape,
+    load_tokenizer,
+    model_folder,
+    plan_roles,
+)
+from yatt_jax.data import tokenizer as tokenizers
+from yatt_jax.parallel import memory
+from yatt_jax.parallel.fill import PackShape, pack_shape, rounded
+from yatt_jax.parallel.local import job_devices, sampling_group
+from yatt_jax.parallel.partition import Partition, divisors, make_partitions
+from yatt_jax.rollout.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Room for rows on one data shard: ``slots`` rows, and the packs that they are computed in."""
+
+    slots: int
+    shape: PackShape
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlinePlan(Plan):
+    """A checked run that samples.
+
+    Attributes:
+      rollout: partition for sampling.
+      stop_token_ids: ids that end a response.
+      record_kept: whether sampling records the support that its filters leave.
+      rows: rows of a step.
+      row_tokens: length of all rows' arrays: the longest possible row, rounded up.
+      minibatch_rows: rows of a minibatch.
+      minibatch: room for them.
+      scored: room for all rows of a step, to score them.
+    """
+
+    config: OnlineRun
+    rollout: Partition
+    stop_token_ids: tuple[int, ...]
+    record_kept: bool
+    rows: int
+    row_tokens: int
+    minibatch_rows: int
+    minibatch: Room
+    scored: Room
+
+    @property
+    def micro_batch(self) -> tuple[int, int]:
+        """The largest micro-batch of a data shard: packs, and tokens of each."""
+        return self.minibatch.shape.large.packs, self.minibatch.shape.large.length
+
+    @property
+    def splits(self) -> dict[str, Partition]:
+        """Phase -> partition."""
+        return {"train": self.train, "rollout": self.rollout}
+
+    def memory(self) -> list[memory.Entry]:
+        """Bytes a device holds, by role."""
+        config = self.config
+        tokens = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+        entries = [self._parked(entry) for entry in super().memory()]
+        actor = self.models["actor"]
+        if actor.shardings(self.train) != actor.shardings(self.rollout):
+            held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
+            phase = "always" if config.parallel.sampling_copy == "keep" else "rollout"
+            entries.append(memory.Entry("actor", "weights laid out for sampling", held, phase))
+        sampled = config.rollout.rows or self.rows
+        entries.append(memory.cache(decoder_shape(actor.config), sampled, tokens, self.rollout))
+        return entries
+
+    def _parked(self, entry: memory.Entry) -> memory.Entry:
+        """The entry, needed for training alone where it is parked during sampling."""
+        park = self.config.parallel.park
+        moments = entry.what == "optimizer moments" and park != "none"
+        return (
+            dataclasses.replace(entry, phase="train")
+            if moments or (park == "all" and entry.role != "actor" and entry.phase == "always")
+            else entry
+        )
+
+    def step_lines(self) -> list[str]:
+        """What ``describe`` says of a step."""
+        config, (packs, length) = self.config, self.micro_batch
+        per_rollout = config.hyper.epochs * config.hyper.minibatches
+        return [
+            f"prompts {config.rollout.prompts} x {config.rollout.samples_per_prompt} samples = {self.rows} rows, "
+            f"up to {config.data.max_prompt_tokens} + {config.rollout.sampling.max_new_tokens} tokens each",
+            f"{per_rollout} updates of {self.minibatch_rows} rows in micro-batches of {packs} packs of "
+            f"{length} tokens on each of {self.train.row_shards} data shards",
+        ]
+
+
+def make_online_plan(config: OnlineRun) -> OnlinePlan:
+    """Works a run out and checks it: files exist, axes divide, sizes fit together. Reads no weights.
+
+    Raises:
+      ConfigError: with every fault that was found.
+      InputError: a file that cannot be read.
+    """
+    algo = load_algo(config.algo)
+    tokenizer = load_tokenizer(config)
+    names = needed_roles(algo, config.hyper)
+    roles = plan_roles(config, tokenizer, names, ("actor", *algo.TRAINS))
+    models = roles.models
+    try:
+        sizes = {model.config.kv_heads for model in models.values()}
+        train, rollout = make_partitions(config.parallel.train, config.parallel.rollout, job_devices(), kv_heads=sizes)
+        sampling_group(rollout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    own_stops = tokenizers.stop_token_ids(tokenizer, model_folder(config))
+    stops = tuple(dict.fromkeys((*config.rollout.sampling.stop_token_ids, *own_stops)))
+    rows = config.rollout.prompts * config.rollout.samples_per_prompt
+    hyper = config.hyper
+    lies_in = {role: (train, rollout) if role == "actor" else (train,) for role in models}
+    total = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+    what = "config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens"
+    faults = [*check_axes(models, lies_in), *check_length(total, what, roles.hf_config)]
+    faults += [*algo.check(hyper, config.rollout.samples_per_prompt), *check_metric(config, _figures(config))]
+    faults += _check_budget(config)
+    vocab = models["actor"].config.vocab
+    faults += [
+        f"config.rollout.sampling.stop_token_ids: {token} is not in the model's vocabulary of {vocab}"
+        for token in config.rollout.sampling.stop_token_ids
+        if token >= vocab
+    ]
+    if rows % hyper.minibatches:
+        faults.append(
+            f"config.hyper.minibatches = {hyper.minibatches} does not divide the {rows} rows of a step "
+            f"(rollout.prompts x rollout.samples_per_prompt); one of {divisors(rows)} would"
+        )
+    if faults:
+        raise ConfigError("\n".join(faults))
+    minibatch_rows = rows // hyper.minibatches
+    per_rollout = hyper.epochs * hyper.minibatches
+    return OnlinePlan(
+        config=config,
+        algo=algo,
+        train=train,
+        rollout=rollout,
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        **vars(roles),
+        record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling),
+        rows=rows,
+        row_tokens=_row_tokens(config),
+        minibatch_rows=minibatch_rows,
+        minibatch=_room(config, minibatch_rows, 0, train),
+        scored=_room(config, rows, config.train.score_rows, train),
+        updates={
+            role: max(1, sum(role in algo.trains(hyper, step) for step in range(config.steps)) * per_rollout)
+            for role in algo.TRAINS
+        },
+    )
+
+
+def _row_tokens(config: OnlineRun) -> int:
+    return rounded(config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens)
+
+
+def _room(config: OnlineRun, rows: int, budget_rows: int, partition: Partition) -> Room:
+    """Room for ``rows`` rows, in micro-batches of ``budget_rows`` of the longest (0: as ``config.train`` says)."""
+    train, longest, shards = config.train, _row_tokens(config), partition.row_shards
+    # With slots to spare, shards can take as many rows as make their costs even. An empty slot costs next to nothing.
+    slots = rows if shards == 1 else math.ceil(rows * 5 / 4 / shards)
+    budget = (budget_rows or train.micro_rows or slots) * longest
+    if train.micro_tokens and not budget_rows:
+        budget = train.micro_tokens
+    # Nothing of the budget is left unused: packs are as long as the whole number that fits allows.
+    length = train.pack_tokens or max(longest, budget // max(1, budget // longest) // 8 * 8)
+    return Room(slots, pack_shape(budget, length, slots))
+
+
+def _check_budget(config: OnlineRun) -> list[str]:
+    """Every row must fit into a pack, and a pack into a micro-batch."""
+    train, longest = config.train, _row_tokens(config)
+    why = "(data.max_prompt_tokens + rollout.sampling.max_new_tokens, rounded up)"
+    faults = [
+        f"config.train.{name} = {value}: the longest possible row needs at least {longest} {why}"
+        for name, value in (("micro_tokens", train.micro_tokens), ("pack_tokens", train.pack_tokens))
+        if 0 < value < longest
+    ]
+    budget = train.micro_tokens or train.micro_rows * longest
+    if not faults and 0 < budget < train.pack_tokens:
+        faults.append(f"config.train.pack_tokens = {train.pack_tokens} is more than a micro-batch's {budget} tokens")
+    return faults
+
+
+def needed_roles(algo: types.ModuleType, hyper: Any) -> tuple[str, ...]:
+    """The roles whose weights a run holds, the actor first."""
+    return ("actor", *sorted({*algo.TRAINS, *algo.scored_by(hyper)} - {"actor"}))
+
+
+def _filters(sampling: Sampling) -> bool:
+    return bool(sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.min_new_tokens)
+
+
+def _figures(config: OnlineRun) -> list[str]:
+    """What the evaluation measures."""
+    known = ["reward", "reward_invalid", "response_length", "ended", *(f"reward/{name}" for name in config.rewards)]
+    return [f"eval/{name}" for name in known]
