@@ -47,6 +47,12 @@ TOKENS = [74, 19, 71, 70, 72, 8, 9, 71, 70, 73, 25, 15, 71, 70, 72, 19, 15, 71, 
 MASK = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0]
 
 
+def documents_of(encoder: Encoder, fields: dict[str, Any]) -> tuple[Document, ...]:
+    (outcome,) = encoder.read([(0, Record(fields, "f:1"))])
+    assert outcome.row is not None, outcome.message
+    return outcome.row.documents
+
+
 @pytest.fixture
 def read(plain_tokenizer, chat_tokenizer):
     """Reads one record with a tokenizer that has the template, if one is given."""
@@ -170,11 +176,11 @@ def test_a_beginning_token_is_written_once(read):
     )
     encoder = Encoder(OfflineConfig(), tokenizer, TextRows)
     for fields in ({"prompt": "a", "completion": "b"}, {"prompt": "<bos>a", "completion": "b"}):
-        (document,) = encoder.read([(0, Record(fields, "f:1"))])[0].row.documents
+        (document,) = documents_of(encoder, fields)
         assert document.tokens.tolist() == [begin, 1, 2, 0]
         assert document.mask.tolist() == [False, False, True, True]
     for text in ("ab", "<bos>ab"):
-        (document,) = encoder.read([(0, Record({"text": text}, "f:1"))])[0].row.documents
+        (document,) = documents_of(encoder, {"text": text})
         assert document.tokens.tolist() == [begin, 1, 2, 0]
         assert document.mask.tolist() == [False, True, True, True]
 
@@ -186,7 +192,7 @@ def test_tokens_of_many_characters_that_cross_a_border():
     backend = Tokenizer(models.BPE({"<eos>": 0, "a": 1, "b": 2, "c": 3, "bc": 4}, [("b", "c")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<eos>", eos_token="<eos>")
     encoder = Encoder(OfflineConfig(), tokenizer, TextRows)
-    (document,) = encoder.read([(0, Record({"prompt": "ab", "completion": "ca"}, "f:1"))])[0].row.documents
+    (document,) = documents_of(encoder, {"prompt": "ab", "completion": "ca"})
     assert document.tokens.tolist() == [1, 4, 1, 0]
     assert document.mask.tolist() == [False, True, True, True]
 
