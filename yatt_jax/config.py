@@ -94,7 +94,10 @@ class RolloutConfig:
     Attributes:
       prompts: prompts a step.
       samples_per_prompt: responses to each.
-      rows: rows sampled at a time on the devices; 0: all of the step's.
+      rows: rows sampled at a time on the devices; 0: all of the step's, or as many as ``cache_gib`` has room for.
+      cache_gib: room for keys and values on each device, in GiB; 0: no limit.
+      cache_dtype: of keys and values; "auto" is the compute dtype. A lower one samples from a slightly different policy
+        than the one that is trained: see ``hyper.correction``.
       sampling: temperature, filters, lengths and stops.
       filters_in_scoring: "auto" records which vocabulary entries survived the filters, when ``sampling`` has any, and
         scores policy, old policy and reference on that same support; "off" scores under the temperature alone.
@@ -103,6 +106,8 @@ class RolloutConfig:
     prompts: int = 32
     samples_per_prompt: int = 1
     rows: int = 0
+    cache_gib: float = 0.0
+    cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     sampling: Sampling = Sampling()
     filters_in_scoring: Literal["auto", "off"] = "auto"
 
@@ -110,6 +115,10 @@ class RolloutConfig:
         for field, least in (("prompts", 1), ("samples_per_prompt", 1), ("rows", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} = {getattr(self, field)}: must be at least {least}")
+        if self.cache_gib < 0:
+            raise ValueError(f"cache_gib = {self.cache_gib}: must not be negative")
+        if self.cache_gib and self.rows:
+            raise ValueError(f"cache_gib = {self.cache_gib} and rows = {self.rows}: set one of them")
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature = 0 (greedy) explores nothing: training needs one above 0")
 

@@ -269,6 +269,8 @@ def test_samples_of_a_group_differ_and_groups_without_signal_are_counted(tmp_pat
         ({"parallel__train__fsdp": 3, "parallel__train__data": 1}, r"parallel.train: .* = 3 devices, and there are 8"),
         ({"data__max_prompt_tokens": 600}, r"= 606 is longer than the model's 512 positions"),
         ({"model__tokenizer": ""}, r"config.model.tokenizer is empty"),
+        ({"rollout__cache_gib": 1e-6}, r"cache_gib = 1e-06: a row of 14 tokens needs 6.68e-06 GiB on each device"),
+        ({"rollout__cache_gib": 1.0, "rollout__rows": 2}, r"cache_gib = 1.0 and rows = 2: set one of them"),
         ({"model__init__family": "lama"}, r"lama"),
         ({"model__path": "nowhere/at/all"}, r"nowhere/at/all"),
     ],
@@ -276,6 +278,38 @@ def test_samples_of_a_group_differ_and_groups_without_signal_are_counted(tmp_pat
 def test_what_cannot_run_is_refused_before_anything_loads(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
         make_plan(parse(tiny.config(tmp_path, **changes)))
+
+
+def test_the_cache_decides_how_many_rows_are_sampled_at_a_time(tmp_path: Path) -> None:
+    one = 2 * 2 * 2 * 14 * 16 * 4 / 2**30  # keys and values, layers, heads, tokens, size of a head, float32
+
+    def rows(devices: int, gib: float, **changes: Any) -> int:
+        split = {"parallel__train__data": devices, "parallel__rollout__data": devices}
+        return plan_on(tmp_path, devices, rollout__cache_gib=gib, **split, **changes).sampled_rows
+
+    assert [rows(1, one * n) for n in (1.0, 2.9, 5.0, 100.0)] == [1, 2, 5, 6]
+    assert rows(2, one * 2.0) == 4
+    assert rows(1, one * 2.0, rollout__cache_dtype="bfloat16") == 4
+    run(tmp_path, "few", rollout__cache_gib=one * 2.5)
+    run(tmp_path, "all")
+    few, every = (lines(tmp_path / name / "samples.jsonl") for name in ("few", "all"))
+    assert [s["completion"] for s in few] == [s["completion"] for s in every]
+
+
+def test_rewards_begin_while_others_are_sampled_and_are_the_same(tmp_path: Path) -> None:
+    """With workers and few samples a call; here every call has been made when sampling returns."""
+    rewards = {"share_of_a": {"fn": "tests.controller.tiny:share_of_a", "chunk": 1}}
+    found = []
+    for workers in (1, 2):
+        split = {"parallel__train__data": 1, "parallel__rollout__data": 1}
+        plan = plan_on(tmp_path, 1, rewards=rewards, reward_workers=workers, **split)
+        with OnlineJob(plan, tmp_path / str(workers)) as job:
+            _, samples = job.sample(0)
+            begun = len(job._scoring._running)
+            assert begun == (len(samples) if workers > 1 else 0)
+            found.append(job.reward(samples).total.tolist())
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1
 
 
 def test_the_dry_run_describes_the_run(tmp_path: Path) -> None:

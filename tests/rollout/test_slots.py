@@ -153,5 +153,5 @@ def test_every_request_runs_once_with_its_own_prompt(seed: int) -> None:
 
 
 def test_sizes_that_programs_are_compiled_for() -> None:
-    assert [sizes(n) for n in (1, 6, 8, 32, 100)] == [[1], [6], [8, 4], [32, 16, 8, 4], [100, 50, 25, 13]]
-    assert [pack_counts(n) for n in (1, 7, 8, 32)] == [[1], [7], [1, 4, 8], [4, 16, 32]]
+    assert [sizes(n) for n in (1, 6, 8, 32, 100)] == [[1], [6], [8, 5, 3, 2], [32, 20, 12, 6, 2], [100, 63, 38, 19, 7]]
+    assert [pack_counts(n) for n in (1, 7, 8, 32)] == [[1], [7], [1, 2, 8], [2, 8, 32]]

@@ -84,7 +84,7 @@ class OnlineJob(Job[OnlinePlan]):
         most = math.ceil(sampling.prompts / self.hosts.count) * sampling.samples_per_prompt
         held_out = max(self.hosts.gather("held-out prompts", len(self.held_out)))
         self.held_out_anywhere = held_out > 0
-        wanted = math.ceil(sampling.rows / self.hosts.count) or most
+        wanted = math.ceil(plan.sampled_rows / self.hosts.count)
         group = sampling_group(plan.rollout).members
         return Engine(
             plan.models["actor"],
@@ -94,6 +94,7 @@ class OnlineJob(Job[OnlinePlan]):
             max_prompt_tokens=self.config.data.max_prompt_tokens,
             max_new_tokens=sampling.sampling.max_new_tokens,
             record_kept=plan.record_kept,
+            cache_dtype=None if sampling.cache_dtype == "auto" else sampling.cache_dtype,
             agree=lambda value: self.hosts.gather("slots of the group", value, group),
         )
 
@@ -123,23 +124,35 @@ class OnlineJob(Job[OnlinePlan]):
         seed: int,
         version: int,
     ) -> tuple[Rollout, list[Sample]]:
-        """Samples a response to each prompt with the current actor; see ``Engine.generate``."""
+        """Samples a response to each prompt with the current actor; see ``Engine.generate``.
+
+        Rewards that judge few samples a call begin as soon as those have ended (see ``Scorer.begin``).
+        """
+        scoring = self._scoring = self.scorer.begin(len(prompts))
+        places = {number: place for place, number in enumerate(ids)}
         with self.timeline.phase("repartition"):
             self.parking.leave()
             laid_out = self.layout.of(self.states["actor"].params, wait=True)
             laid_out = self.engine.group.take(laid_out, self.plan.models["actor"].axes)
         with self.timeline.phase("sample"):
             found = self.engine.generate(
-                laid_out, prompts, sampling, seed=seed, sample_ids=ids, groups=groups, version=version
+                laid_out,
+                prompts,
+                sampling,
+                seed=seed,
+                sample_ids=ids,
+                groups=groups,
+                version=version,
+                finished=lambda sample: scoring.add(places[sample.sample_id], sample),
             )
         self.layout.done()
         self.parking.come_back()  # while rewards are computed
         return found
 
     def reward(self, samples: Sequence[Sample]) -> Scores:
-        """Scores samples on the host; NaN marks an invalid one, such as a row whose logits were not finite."""
+        """Scores of what was just sampled; NaN marks an invalid one, such as a row whose logits were not finite."""
         with self.timeline.phase("reward"):
-            scores = self.scorer(samples)
+            scores = self._scoring.result()
         broken = np.array([sample.finish == "invalid" for sample in samples], bool)
         return dataclasses.replace(scores, total=np.where(broken, np.float32(np.nan), scores.total))
 

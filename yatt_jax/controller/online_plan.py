@@ -43,6 +43,7 @@ class OnlinePlan(Plan):
       stop_token_ids: ids that end a response.
       record_kept: whether sampling records the support that its filters leave.
       rows: rows of a step.
+      sampled_rows: rows sampled at a time.
       row_tokens: length of all rows' arrays: the longest possible row, rounded up.
       minibatch_rows: rows of a minibatch.
       minibatch: room for them.
@@ -54,6 +55,7 @@ class OnlinePlan(Plan):
     stop_token_ids: tuple[int, ...]
     record_kept: bool
     rows: int
+    sampled_rows: int
     row_tokens: int
     minibatch_rows: int
     minibatch: Room
@@ -79,8 +81,8 @@ class OnlinePlan(Plan):
             held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
             phase = "always" if config.parallel.sampling_copy == "keep" else "rollout"
             entries.append(memory.Entry("actor", "weights laid out for sampling", held, phase))
-        sampled = config.rollout.rows or self.rows
-        entries.append(memory.cache(decoder_shape(actor.config), sampled, tokens, self.rollout))
+        shape = _cache_shape(config, decoder_shape(actor.config))
+        entries.append(memory.cache(shape, self.sampled_rows, tokens, self.rollout))
         return entries
 
     def _parked(self, entry: memory.Entry) -> memory.Entry:
@@ -139,6 +141,8 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
         for token in config.rollout.sampling.stop_token_ids
         if token >= vocab
     ]
+    sampled, too_small = _sampled_rows(config, rows, decoder_shape(models["actor"].config), rollout)
+    faults += too_small
     if rows % hyper.minibatches:
         faults.append(
             f"config.hyper.minibatches = {hyper.minibatches} does not divide the {rows} rows of a step "
@@ -158,6 +162,7 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
         **vars(roles),
         record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling),
         rows=rows,
+        sampled_rows=sampled,
         row_tokens=_row_tokens(config),
         minibatch_rows=minibatch_rows,
         minibatch=_room(config, minibatch_rows, 0, train),
@@ -184,6 +189,28 @@ def _room(config: OnlineRun, rows: int, budget_rows: int, partition: Partition) 
     # Nothing of the budget is left unused: packs are as long as the whole number that fits allows.
     length = train.pack_tokens or max(longest, budget // max(1, budget // longest) // 8 * 8)
     return Room(slots, pack_shape(budget, length, slots))
+
+
+def _cache_shape(config: OnlineRun, shape: memory.DecoderShape) -> memory.DecoderShape:
+    """The shape with the size of a number in the cache."""
+    sizes = {"auto": shape.itemsize, "float32": 4, "bfloat16": 2}
+    return dataclasses.replace(shape, itemsize=sizes[config.rollout.cache_dtype])
+
+
+def _sampled_rows(
+    config: OnlineRun, rows: int, shape: memory.DecoderShape, partition: Partition
+) -> tuple[int, list[str]]:
+    """Rows that are sampled at a time, and why there is no room for any."""
+    budget = config.rollout.cache_gib * 2**30
+    if not budget:
+        return config.rollout.rows or rows, []
+    tokens = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+    one = memory.cache(_cache_shape(config, shape), partition.row_shards, tokens, partition).bytes
+    most = int(budget // one) * partition.row_shards
+    if most:
+        return min(rows, most), []
+    needed = f"a row of {tokens} tokens needs {one / 2**30:.3g} GiB on each device"
+    return rows, [f"config.rollout.cache_gib = {config.rollout.cache_gib}: {needed}"]
 
 
 def _check_budget(config: OnlineRun) -> list[str]:

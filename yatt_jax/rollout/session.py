@@ -354,7 +354,7 @@ class Session:
     @property
     def _patience(self) -> int:
         """Slots that must be free before prompts are brought in: a few at once cost little more than one."""
-        return max(1, self._lanes * self.size // 8)
+        return max(1, self._lanes * self.size // 16)
 
 
 def row_controls(sampling: Sampling, rows: int, vocab: int) -> device.Controls:

@@ -262,12 +262,16 @@ class Slots:
         return kept
 
 
-def sizes(slots: int, least: int = 4) -> list[int]:
-    """Numbers of slots of a lane that programs are compiled for: the whole, and halves down to ``least``, thrice."""
-    halves = {math.ceil(slots / 2**i) for i in range(4)}
-    return sorted((size for size in halves if size == slots or size >= least), reverse=True)
+def sizes(slots: int) -> list[int]:
+    """Numbers of slots of a lane that programs are compiled for, descending.
+
+    Beside the whole, of 8 slots or more, the four parts that leave the fewest slots idle while rows with lengths of a
+    geometric distribution end one after another, when none is waiting.
+    """
+    parts = (5 / 8, 3 / 8, 3 / 16, 1 / 16) if slots >= 8 else ()
+    return sorted({slots, *(max(2, math.ceil(slots * part)) for part in parts)}, reverse=True)
 
 
 def pack_counts(slots: int) -> list[int]:
-    """Numbers of packs of a lane that prefill is compiled for, ascending: all slots; of many, an eighth and a half."""
-    return sorted({math.ceil(slots / 8), math.ceil(slots / 2), slots}) if slots >= 8 else [slots]
+    """Numbers of packs of a lane that prefill is compiled for, ascending: all slots; of many, a 16th and a quarter."""
+    return sorted({math.ceil(slots / 16), math.ceil(slots / 4), slots}) if slots >= 8 else [slots]
