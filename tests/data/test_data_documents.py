@@ -10,7 +10,7 @@ import pytest
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from yatt_jax.data.config import DataError
-from yatt_jax.data.documents import Document, Encoder
+from yatt_jax.data.documents import Document, Encoded, Encoder
 from yatt_jax.data.examples import Chat
 from yatt_jax.data.offline_config import OfflineConfig
 from yatt_jax.data.records import Record
@@ -45,6 +45,13 @@ TURNS = [
 #        [s]  s  <end> \n  [u] h  i  <end> \n  [a]  y   o  <end> \n  [u]  s   o  <end> \n  [a]  n   o   !  <end> \n
 TOKENS = [74, 19, 71, 70, 72, 8, 9, 71, 70, 73, 25, 15, 71, 70, 72, 19, 15, 71, 70, 73, 14, 15, 67, 71, 70]
 MASK = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0]
+
+
+def only_row(encoder: Encoder, fields: dict[str, Any]) -> Encoded:
+    """The row that a record makes."""
+    (outcome,) = encoder.read([(0, Record(fields, "f:1"))])
+    assert outcome.row is not None, outcome.message
+    return outcome.row
 
 
 @pytest.fixture
@@ -170,11 +177,11 @@ def test_a_beginning_token_is_written_once(read):
     )
     encoder = Encoder(OfflineConfig(), tokenizer, TextRows)
     for fields in ({"prompt": "a", "completion": "b"}, {"prompt": "<bos>a", "completion": "b"}):
-        (document,) = encoder.read([(0, Record(fields, "f:1"))])[0].row.documents
+        (document,) = only_row(encoder, fields).documents
         assert document.tokens.tolist() == [begin, 1, 2, 0]
         assert document.mask.tolist() == [False, False, True, True]
     for text in ("ab", "<bos>ab"):
-        (document,) = encoder.read([(0, Record({"text": text}, "f:1"))])[0].row.documents
+        (document,) = only_row(encoder, {"text": text}).documents
         assert document.tokens.tolist() == [begin, 1, 2, 0]
         assert document.mask.tolist() == [False, True, True, True]
 
@@ -186,7 +193,7 @@ def test_tokens_of_many_characters_that_cross_a_border():
     backend = Tokenizer(models.BPE({"<eos>": 0, "a": 1, "b": 2, "c": 3, "bc": 4}, [("b", "c")]))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<eos>", eos_token="<eos>")
     encoder = Encoder(OfflineConfig(), tokenizer, TextRows)
-    (document,) = encoder.read([(0, Record({"prompt": "ab", "completion": "ca"}, "f:1"))])[0].row.documents
+    (document,) = only_row(encoder, {"prompt": "ab", "completion": "ca"}).documents
     assert document.tokens.tolist() == [1, 4, 1, 0]
     assert document.mask.tolist() == [False, True, True, True]
 

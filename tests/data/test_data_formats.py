@@ -186,7 +186,7 @@ def test_topk(parse):
     assert teacher.mask.tolist() == [False, False, True, True]
     assert teacher.logits.tolist() == [[0, 0], [9, 1], [2, 1], [4, 3]]
     assert teacher.ids.tolist() == [[0, 0], [1, 2], [7, 3], [8, 5]]
-    np.testing.assert_array_equal(teacher.log_normalizer, np.float32([0, 9.5, 2.5, 4.5]))
+    np.testing.assert_array_equal(teacher.log_normalizer, np.array([0, 9.5, 2.5, 4.5], np.float32))
 
 
 EXAMPLES: list[tuple[Any, list[Any], type]] = [

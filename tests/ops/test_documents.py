@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from yatt_jax.ops.aggregate import Aggregation, aggregate
 from yatt_jax.ops.documents import aggregate_documents, document_counts, trained_rows, trained_tokens
 from yatt_jax.ops.masking import positions_from_segments
-from yatt_jax.types import Inputs, TextRows
+from yatt_jax.types import Inputs, Ratio, TextRows
 
 # Two rows: documents of 3 and 2 tokens, then padding; one of 6 tokens.
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
@@ -31,7 +32,7 @@ def test_first_tokens_and_padding_never_count():
     got = trained_tokens(INPUTS, MASK, ONES)
     np.testing.assert_array_equal(got, [[0, 1, 1, 0, 1, 0], [0, 0, 1, 0, 0, 1]])
     np.testing.assert_array_equal(trained_tokens(INPUTS, MASK, jnp.array([0.0, 2.0]))[0], np.zeros(6))
-    pair = Inputs(*(jnp.stack([x, x], 1) for x in (SEGMENTS, INPUTS.positions, SEGMENTS)))
+    pair = jax.tree.map(lambda x: jnp.stack([x, x], 1), INPUTS)
     of_pair = trained_tokens(pair, jnp.stack([MASK, MASK], 1), jnp.array([0.0, 1.0]))
     np.testing.assert_array_equal(of_pair[:, 1], trained_tokens(INPUTS, MASK, jnp.array([0.0, 1.0])))
 
@@ -70,4 +71,5 @@ def test_what_does_not_count_may_be_nan():
 def test_trained_rows():
     rows, metrics = trained_rows(TextRows(INPUTS, MASK, jnp.array([1.0, 0.0])))
     np.testing.assert_array_equal(rows.mask, [[0, 1, 1, 0, 1, 0], [0] * 6])
-    assert float(metrics["trained"].mean()) == pytest.approx(3 / 5)
+    assert isinstance(trained := metrics["trained"], Ratio)
+    assert float(trained.mean()) == pytest.approx(3 / 5)
