@@ -65,6 +65,7 @@ def test_a_run_writes_everything_it_promises(tmp_path: Path) -> None:
     assert (folder / "export" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
     # Adam divides by the gradient's size: a large rate would show rounding in entries whose gradient is near 0.
     rates: dict[str, Any] = {"actor_optimizer__lr": 1e-3, "critic_optimizer__lr": 1e-3}
@@ -122,6 +123,7 @@ def completions(folder: Path) -> list[str]:
     return [s["completion"] for s in lines(folder / "run" / "samples.jsonl")]
 
 
+@pytest.mark.slow
 def test_parking_and_keeping_change_nothing_but_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"parallel__train__data": 1, "parallel__train__fsdp": 2, "report__export": False}
     plain = run(tmp_path, "plain", data=2, **sizes)
@@ -235,6 +237,7 @@ def test_a_failing_reward_names_its_sample_or_is_counted(tmp_path: Path) -> None
     assert np.isfinite(counted["train/actor/loss"])
 
 
+@pytest.mark.slow
 def test_adaptive_kl_moves_its_coefficient(tmp_path: Path) -> None:
     run(tmp_path, hyper__kl__adaptive_target=1e-6, hyper__kl__adaptive_horizon=60.0, steps=3)
     coefficients = [m["rollout/kl_coef"] for m in lines(tmp_path / "run" / "metrics.jsonl")[1:]]
@@ -243,6 +246,7 @@ def test_adaptive_kl_moves_its_coefficient(tmp_path: Path) -> None:
     assert coefficients[2] == pytest.approx(0.05 * 0.98 * 1.02)
 
 
+@pytest.mark.slow
 def test_target_kl_drops_the_rest_of_a_step_and_warmup_leaves_the_actor(tmp_path: Path) -> None:
     run(tmp_path, "free", hyper__epochs=4)
     run(tmp_path, "bound", hyper__epochs=4, hyper__target_kl=1e-9)
@@ -290,7 +294,11 @@ def test_the_cache_decides_how_many_rows_are_sampled_at_a_time(tmp_path: Path) -
     assert [rows(1, one * n) for n in (1.0, 2.9, 5.0, 100.0)] == [1, 2, 5, 6]
     assert rows(2, one * 2.0) == 4
     assert rows(1, one * 2.0, rollout__cache_dtype="bfloat16") == 4
-    run(tmp_path, "few", rollout__cache_gib=one * 2.5)
+
+
+@pytest.mark.slow
+def test_few_rows_at_a_time_give_the_same_samples(tmp_path: Path) -> None:
+    run(tmp_path, "few", rollout__rows=2)
     run(tmp_path, "all")
     few, every = (lines(tmp_path / name / "samples.jsonl") for name in ("few", "all"))
     assert [s["completion"] for s in few] == [s["completion"] for s in every]
