@@ -38,8 +38,8 @@ def test_two_steps_of_training(fake: Fake, tmp_path: Path, processes: int) -> No
     out, err = launcher.communicate(timeout=280)
     assert launcher.returncode == 0, out + err
     assert [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()][-1] == 2
-    assert len(list(workdir.glob("samples.*.jsonl"))) == processes
-    assert len(list(workdir.glob("timeline.*.jsonl"))) == processes
+    assert len(list(workdir.glob("samples*.jsonl"))) == processes
+    assert len(list(workdir.glob("timeline*.jsonl"))) == processes
 
 
 def test_a_stopped_process_is_named_by_the_others_and_killed(fake: Fake, tmp_path: Path) -> None:
