@@ -97,10 +97,10 @@ def test_more_processes_than_prompts(tmp_path: Path) -> None:
 FAULTS = [
     (kind, where, process)
     for kind in ("kill", "stop", "raise")
-    for where in ("reward", "score", "update", "finish")
+    for where in ("respond", "score", "update", "finish")
     for process in (0, 1)
 ]
-PHASES = {"reward": "rollout", "score": "score", "update": "train", "finish": "evaluate"}
+PHASES = {"respond": "rollout", "score": "score", "update": "train", "finish": "evaluate"}
 TIMEOUT = 12.0
 
 

@@ -121,8 +121,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.mark.parametrize(
     ("method", "call", "told", "told_call"),
     [
-        ("update", 18, "reward", 2),
-        pytest.param("sample", 3, "update", 2, marks=pytest.mark.slow),
+        ("update", 18, "respond", 2),
+        pytest.param("collect", 3, "update", 2, marks=pytest.mark.slow),
         pytest.param("report", 3, "prepare", 2, marks=pytest.mark.slow),
     ],
 )
@@ -137,6 +137,42 @@ def test_a_run_that_stopped_twice_is_the_run_that_never_did(
     assert status == 0
     check_same(whole[1], state)
     assert written(tmp_path) == written(whole[0])
+
+
+TAILS: list[dict[str, Any]] = [
+    {"rollout__tail": "carry", "rollout__extra_prompts": 2, "rollout__budget": 16, "rollout__max_staleness": 2},
+    {"rollout__tail": "ahead", "rollout__max_staleness": 2},
+    {"rollout__dynamic__enabled": True, "rollout__max_staleness": 1, "rollout__dynamic__max_waves": 3},
+]
+
+
+@pytest.mark.parametrize(
+    "tail", [TAILS[0], pytest.param(TAILS[1], marks=pytest.mark.slow), pytest.param(TAILS[2], marks=pytest.mark.slow)]
+)
+def test_rows_that_wait_between_steps_are_kept(tmp_path: Path, tail: dict[str, Any]) -> None:
+    """Responses that have not ended, and whole ones that wait for their step, are the same after a crash."""
+    changes = tail | {
+        "rollout__prompts": 4,
+        "rollout__samples_per_prompt": 2,
+        "rollout__sampling__max_new_tokens": 40,
+        "hyper__correction__how": "truncate",
+        "evaluation__every": 0,
+        "rewards": {"share_of_a": {"fn": "tests.controller.tiny:share_of_a", "chunk": 2}},
+        "reward_workers": 2,
+    }
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+    expected, _ = go(one, **changes)
+    with pytest.raises(Crash):
+        go(other, at=at_call("report", 3, crash), **changes)
+    state, status = go(other, **changes)
+    assert status == 0
+    check_same(expected, state)
+    assert written(one) == written(other)
+    figures = [line for line in written(one)["metrics"] if line["step"]]
+    assert max(line["rollout/staleness"] for line in figures) > 0
+    assert all(np.isfinite(line["rollout/correction_mean"]) for line in figures)
 
 
 @pytest.mark.slow

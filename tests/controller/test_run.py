@@ -20,7 +20,7 @@ from yatt_jax.controller.plan import make_plan
 from yatt_jax.controller.rows import Mover, minibatch_rows
 from yatt_jax.errors import InputError, RunFailure
 from yatt_jax.parallel.park import is_parked
-from yatt_jax.rewards import RewardError
+from yatt_jax.rewards import RewardError, Scores, Scoring
 from yatt_jax.rollout.engine import Engine
 from yatt_jax.types import Inputs, Rollout
 
@@ -155,12 +155,12 @@ def test_parking_and_keeping_change_nothing_but_memory(tmp_path: Path, monkeypat
 
 def test_minibatches_reach_every_row_in_an_order_of_seed_and_step(tmp_path: Path) -> None:
     plan = plan_on(tmp_path, 1, hyper__epochs=2, hyper__minibatches=3)
-    drawn = list(minibatch_rows(plan, 5))
+    drawn = list(minibatch_rows(plan, 5, plan.rows))
     assert [len(rows) for rows in drawn] == [2] * 6
     epochs = [[row for rows in drawn[i : i + 3] for row in rows.tolist()] for i in (0, 3)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert epochs[0] != epochs[1]
-    assert any(a.tolist() != b.tolist() for a, b in zip(drawn, minibatch_rows(plan, 6), strict=True))
+    assert any(a.tolist() != b.tolist() for a, b in zip(drawn, minibatch_rows(plan, 6, plan.rows), strict=True))
 
 
 def test_minibatches_hold_the_same_rows_on_any_number_of_devices(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_minibatches_hold_the_same_rows_on_any_number_of_devices(tmp_path: Path)
         found.append([sorted(part[part > 0].tolist()) for part in parts])
     assert found[0] == found[1]
     assert [row - 10 for part in found[0][:3] for row in part] == [
-        row for rows in list(minibatch_rows(plan, 5))[:3] for row in rows.tolist()
+        row for rows in list(minibatch_rows(plan, 5, plan.rows))[:3] for row in rows.tolist()
     ]
 
 
@@ -304,18 +304,28 @@ def test_few_rows_at_a_time_give_the_same_samples(tmp_path: Path) -> None:
     assert [s["completion"] for s in few] == [s["completion"] for s in every]
 
 
-def test_rewards_begin_while_others_are_sampled_and_are_the_same(tmp_path: Path) -> None:
+def test_rewards_begin_while_others_are_sampled_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With workers and few samples a call; here every call has been made when sampling returns."""
     rewards = {"share_of_a": {"fn": "tests.controller.tiny:share_of_a", "chunk": 1}}
     found = []
     for workers in (1, 2):
         split = {"parallel__train__data": 1, "parallel__rollout__data": 1}
         plan = plan_on(tmp_path, 1, rewards=rewards, reward_workers=workers, **split)
+        begun: list[int] = []
+        result = Scoring.result
+
+        def spied(scoring: Scoring, begun: list[int] = begun, result: Any = result) -> Scores:
+            begun.append(len(scoring._running))
+            return result(scoring)
+
+        monkeypatch.setattr(Scoring, "result", spied)
         with OnlineJob(plan, tmp_path / str(workers)) as job:
-            _, samples = job.sample(0)
-            begun = len(job._scoring._running)
-            assert begun == (len(samples) if workers > 1 else 0)
-            found.append(job.reward(samples).total.tolist())
+            _, samples, scores = job.collect(0)
+            assert begun == [len(samples) if workers > 1 else 0]
+            found.append(scores.total.tolist())
+        monkeypatch.setattr(Scoring, "result", result)
     assert found[0] == found[1]
     assert len(set(found[0])) > 1
 

@@ -22,8 +22,7 @@ def test_kl_is_0_and_the_ratio_1(tmp_path: Path, sampling: dict[str, float]) -> 
     changes = {f"rollout__sampling__{k}": v for k, v in sampling.items()}
     plan = tiny.plan(tiny.config(tmp_path, parallel__train__data=8, parallel__rollout__data=8, **changes))
     with OnlineJob(plan, tmp_path / "run") as job:
-        rollout, samples = job.sample(0)
-        rewards = job.reward(samples)
+        rollout, samples, rewards = job.collect(0)
         rows, row_rewards = job.place(rollout, rewards)
         scores = {role: job.score(role, rows) for role in job.algo.scored_by(job.config.hyper)}
         batch, facts = job.prepare(rows, row_rewards, scores)

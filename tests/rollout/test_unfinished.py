@@ -41,9 +41,9 @@ def equal(a: Result, b: Result) -> None:
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, STOPS, FILTERED])
-@pytest.mark.parametrize("budget", [2, 7])
+@pytest.mark.parametrize("budget", [2, 6])
 def test_what_is_gone_on_with_is_what_was_never_stopped(sampling: Sampling, budget: int) -> None:
-    """Whatever the budget: with prompts that are longer than a pack, in slots that others have left."""
+    """Whenever it is stopped: with prompts that are longer than a pack, in slots that others have left."""
     using = resuming()
     whole = using.sample(params(), asked(), sampling, seed=7)
     assert {r.finish for r in whole} <= {"length", "stop", "stop_string"}
@@ -51,14 +51,16 @@ def test_what_is_gone_on_with_is_what_was_never_stopped(sampling: Sampling, budg
     calls = 0
     while any(r.finish == "unfinished" for r in results):
         left = [i for i, r in enumerate(results) if r.finish == "unfinished"]
-        again = using.sample(params(), [asked(results)[i] for i in left], sampling, seed=7, budget=budget)
-        assert using.stats.steps <= budget
+        again = using.sample(
+            params(), [asked(results)[i] for i in left], sampling, seed=7, enough=lambda n: n >= budget
+        )
+        assert using.stats.steps <= budget + 2  # the chunk that it was in
         assert using.stats.unfinished == sum(r.finish == "unfinished" for r in again)
         for i, result in zip(left, again, strict=True):
             assert result.tokens[: len(results[i].tokens)].tolist() == results[i].tokens.tolist()
             results[i] = result
         calls += 1
-    assert calls >= CAPACITY // budget
+    assert calls >= CAPACITY // (budget + 2)
     for a, b in zip(results, whole, strict=True):
         equal(a, b)
 
@@ -66,7 +68,7 @@ def test_what_is_gone_on_with_is_what_was_never_stopped(sampling: Sampling, budg
 def test_enough_stops_between_chunks_and_keeps_what_was_written() -> None:
     ended: list[int] = []
     found = resuming().sample(
-        params(), asked(), STOPS, seed=7, finished=lambda i, _: ended.append(i), enough=lambda: len(ended) >= 3
+        params(), asked(), STOPS, seed=7, finished=lambda i, _: ended.append(i), enough=lambda _: len(ended) >= 3
     )
     done = [i for i, r in enumerate(found) if r.finish != "unfinished"]
     assert sorted(ended) == done

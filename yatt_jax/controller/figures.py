@@ -65,10 +65,11 @@ def reward_sums(rewards: Scores, samples: Sequence[Sample]) -> Sums:
     return found | {"groups_without_signal": (float(same), len(several))}
 
 
-def engine_sums(stats: Stats) -> Sums:
-    """Figures of this process's sampling, to be added over processes."""
-    tokens = float(stats.tokens)
-    return {"tokens": (tokens, None), "decode_steps": (float(stats.steps), 1), "slot_fill": (tokens, stats.computed)}
+def engine_sums(calls: Sequence[Stats]) -> Sums:
+    """Figures of this process's sampling in a step, to be added over processes."""
+    tokens, steps = (float(sum(getattr(stats, name) for stats in calls)) for name in ("tokens", "steps"))
+    computed = sum(stats.computed for stats in calls)
+    return {"tokens": (tokens, None), "decode_steps": (steps, 1), "slot_fill": (tokens, computed)}
 
 
 def moved_sums(moved: Moved | None) -> Sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -133,6 +133,14 @@ class Job(abc.ABC, Generic[P]):
     @abc.abstractmethod
     def _begin(self) -> None:
         """Makes what needs weights in place."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """What this process alone holds between two steps, beside its place in the data; plain JSON values."""
+        return {}
+
+    def _restore_own(self, own: Sequence[Mapping[str, Any]]) -> None:
+        """Takes back what ``_own_state`` gave, of every process of the run that was saved."""
+        del own
 
     def _more_state(self) -> dict[str, Any]:
         """What all processes know of where the run stands, beside weights, data and configuration."""
@@ -268,7 +276,7 @@ class Job(abc.ABC, Generic[P]):
 
     def _state(self) -> State:
         common = {"versions": self._versions, "reference": self._reference} | self._more_state()
-        return State(self.states, {"data": self._source.state()}, common)
+        return State(self.states, {"data": self._source.state()} | self._own_state(), common)
 
     def _restore(self, found: Found) -> None:
         """Puts the run back where it was."""
@@ -282,6 +290,7 @@ class Job(abc.ABC, Generic[P]):
         with self.timeline.phase("restore"):
             self.states.update(self.keeper.checkpoints.restore(found, like))
         self._source.restore([own["data"] for own in found.own])
+        self._restore_own(found.own)
         self._restore_more(found.common)
         self.keeper.early = EarlyStop(**found.common["early_stop"])
 

@@ -20,8 +20,7 @@ def train(job: OnlineJob) -> None:
         job.write(0)
     for step in range(job.first_step, job.config.steps):
         with job.phase("rollout"):  # the actor laid out for sampling
-            rollout, samples = job.sample(step)
-            rewards = job.reward(samples)
+            rollout, samples, rewards = job.collect(step)
         with job.phase("score"):
             rows, row_rewards = job.place(rollout, rewards)
             scores = {role: job.score(role, rows) for role in algo.scored_by(hyper)}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from yatt_jax.config import OnlineRun
+from yatt_jax.controller.collect import Collector
 from yatt_jax.controller.figures import (
     engine_sums,
     mean_advantages,
@@ -33,9 +35,10 @@ from yatt_jax.parallel.repartition import SecondLayout
 from yatt_jax.report.metrics import grouped, to_floats
 from yatt_jax.report.samples import SampleLog
 from yatt_jax.rewards import Scores
-from yatt_jax.rollout.engine import Engine
+from yatt_jax.rollout.assemble import Result, assemble
+from yatt_jax.rollout.engine import Ask, Engine, Stats
 from yatt_jax.rollout.sampling import Sampling
-from yatt_jax.types import Metrics, Prompt, PyTree, Rollout, Sample
+from yatt_jax.types import Metrics, Params, Prompt, PyTree, Rollout, Sample
 
 # Held-out samples draw from a seed of their own, so that they never share a random key with training samples.
 EVALUATION_SEED = 1 << 32
@@ -49,6 +52,8 @@ class OnlineJob(Job[OnlinePlan]):
         self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
         self._exit.callback(self.scorer.close)
         self.kl_coef = self.config.hyper.kl.coef
+        self.collector = Collector(self.config, self.prompts, self.scorer, self.hosts, self)
+        self._stats: list[Stats] = []
         return self.prompts
 
     def _make_programs(self) -> Programs:
@@ -67,6 +72,12 @@ class OnlineJob(Job[OnlinePlan]):
         self.parking = Parking(config.parallel.park, self.states, self.frozen)
         self.engine = self._make_engine()
 
+    def _own_state(self) -> dict[str, Any]:
+        return {"collector": self.collector.state()}
+
+    def _restore_own(self, own: Sequence[Mapping[str, Any]]) -> None:
+        self.collector.restore([state["collector"] for state in own if "collector" in state])
+
     def _more_state(self) -> dict[str, Any]:
         return {"kl_coef": self.kl_coef}
 
@@ -81,7 +92,8 @@ class OnlineJob(Job[OnlinePlan]):
     def _make_engine(self) -> Engine:
         """The engine of this process's rows; all processes have as many."""
         plan, sampling = self.plan, self.config.rollout
-        most = math.ceil(sampling.prompts / self.hosts.count) * sampling.samples_per_prompt
+        drawn = sampling.prompts + sampling.extra_prompts
+        most = math.ceil(drawn / self.hosts.count) * sampling.samples_per_prompt
         held_out = max(self.hosts.gather("held-out prompts", len(self.held_out)))
         self.held_out_anywhere = held_out > 0
         wanted = math.ceil(plan.sampled_rows / self.hosts.count)
@@ -95,6 +107,7 @@ class OnlineJob(Job[OnlinePlan]):
             max_new_tokens=sampling.sampling.max_new_tokens,
             record_kept=plan.record_kept,
             cache_dtype=None if sampling.cache_dtype == "auto" else sampling.cache_dtype,
+            resumes=sampling.tail == "carry",
             agree=lambda value: self.hosts.gather("slots of the group", value, group),
         )
 
@@ -105,14 +118,46 @@ class OnlineJob(Job[OnlinePlan]):
 
     # What the loops are written in.
 
-    def sample(self, step: int) -> tuple[Rollout, list[Sample]]:
-        """Draws the step's prompts and samples responses with the actor laid out for sampling."""
-        draw = self.prompts.draw()
-        count = self.config.rollout.samples_per_prompt
-        ids = [number * count + i for number in draw.numbers for i in range(count)]
-        prompts = [prompt for prompt in draw.prompts for _ in range(count)]
-        groups = [number % self.config.rollout.prompts for number in draw.numbers for _ in range(count)]
-        return self.generate(prompts, ids, groups, self.sampling, seed=self.config.seed, version=step)
+    def collect(self, step: int) -> tuple[Rollout, list[Sample], Scores]:
+        """Samples what the step trains on, and has it judged; this process's rows."""
+        found = self._collected = self.collector.collect(step)
+        results = [result for group in found.groups for result in group.ended_results()]
+        prompts = [sample.prompt for sample in found.samples]
+        versions = [group.version for group in found.groups for _ in group.results]
+        vocab = self.plan.models["actor"].config.vocab if self.plan.record_kept else None
+        return assemble(prompts, results, found.samples, versions, vocab), found.samples, found.scores
+
+    # What the collector samples with.
+
+    @contextlib.contextmanager
+    def laid_out(self) -> Iterator[Params]:
+        """The actor's weights, laid out for sampling as long as the block runs."""
+        with self.timeline.phase("repartition"):
+            self.parking.leave()
+            params = self.layout.of(self.states["actor"].params, wait=True)
+            params = self.engine.group.take(params, self.plan.models["actor"].axes)
+        yield params
+        self.layout.done()
+        self.parking.come_back()  # while rewards are computed
+
+    def timed(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A part of the rollout, for the timeline."""
+        return self.timeline.phase(name)
+
+    def respond(
+        self,
+        params: Params,
+        asked: Sequence[Ask],
+        finished: Callable[[int, Result], None],
+        enough: Callable[[int], bool] | None,
+    ) -> list[Result]:
+        """Samples responses of the step."""
+        with self.timeline.phase("sample"):
+            found = self.engine.sample(
+                params, asked, self.sampling, seed=self.config.seed, finished=finished, enough=enough
+            )
+        self._stats.append(self.engine.stats)
+        return found
 
     def generate(
         self,
@@ -130,13 +175,9 @@ class OnlineJob(Job[OnlinePlan]):
         """
         scoring = self._scoring = self.scorer.begin(len(prompts))
         places = {number: place for place, number in enumerate(ids)}
-        with self.timeline.phase("repartition"):
-            self.parking.leave()
-            laid_out = self.layout.of(self.states["actor"].params, wait=True)
-            laid_out = self.engine.group.take(laid_out, self.plan.models["actor"].axes)
-        with self.timeline.phase("sample"):
-            found = self.engine.generate(
-                laid_out,
+        with self.laid_out() as params, self.timeline.phase("sample"):
+            return self.engine.generate(
+                params,
                 prompts,
                 sampling,
                 seed=seed,
@@ -145,9 +186,6 @@ class OnlineJob(Job[OnlinePlan]):
                 version=version,
                 finished=lambda sample: scoring.add(places[sample.sample_id], sample),
             )
-        self.layout.done()
-        self.parking.come_back()  # while rewards are computed
-        return found
 
     def reward(self, samples: Sequence[Sample]) -> Scores:
         """Scores of what was just sampled; NaN marks an invalid one, such as a row whose logits were not finite."""
@@ -205,7 +243,9 @@ class OnlineJob(Job[OnlinePlan]):
         updates |= packing_figures(self.mover.filled, self.plan.train.row_shards)
         found["kl_coef"] = self.kl_coef
         self._adapt(found, self.plan.rows)
-        own = reward_sums(rewards, samples) | engine_sums(self.engine.stats) | moved_sums(self.layout.moved)
+        own = reward_sums(rewards, samples) | engine_sums(self._stats) | moved_sums(self.layout.moved)
+        own |= self._collected.sums
+        self._stats = []
         own["bytes_per_process"] = self._held, 1
         found |= spread(totals(self.hosts.gather("metrics of a step", own)))
         self.record.add(grouped("rollout", found))

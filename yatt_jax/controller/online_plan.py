@@ -141,7 +141,9 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
         for token in config.rollout.sampling.stop_token_ids
         if token >= vocab
     ]
-    sampled, too_small = _sampled_rows(config, rows, decoder_shape(models["actor"].config), rollout)
+    faults += _check_stale(config)
+    drawn = (config.rollout.prompts + config.rollout.extra_prompts) * config.rollout.samples_per_prompt
+    sampled, too_small = _sampled_rows(config, drawn, decoder_shape(models["actor"].config), rollout)
     faults += too_small
     if rows % hyper.minibatches:
         faults.append(
@@ -226,6 +228,19 @@ def _check_budget(config: OnlineRun) -> list[str]:
     if not faults and 0 < budget < train.pack_tokens:
         faults.append(f"config.train.pack_tokens = {train.pack_tokens} is more than a micro-batch's {budget} tokens")
     return faults
+
+
+def _check_stale(config: OnlineRun) -> list[str]:
+    """Rows of older weights need a policy loss that knows of them."""
+    stale, hyper = config.rollout.max_staleness, config.hyper
+    if not stale or not hasattr(hyper, "old_logprobs"):
+        return []
+    if hyper.old_logprobs == "sampled" or hyper.correction.how != "off":
+        return []
+    return [
+        f"config.rollout.max_staleness = {stale}: rows that older weights wrote need config.hyper.correction.how = "
+        "'truncate' or 'mask', or config.hyper.old_logprobs = 'sampled'"
+    ]
 
 
 def needed_roles(algo: types.ModuleType, hyper: Any) -> tuple[str, ...]:

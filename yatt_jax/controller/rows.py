@@ -63,6 +63,7 @@ class Mover:
         self._plan, self._hosts = plan, hosts
         self._shape = decoder_shape(plan.models["actor"].config)
         self._like: dict[str, Exchange] = {}
+        self._most = -(-plan.rows // hosts.count)  # rows of a process; only grows, so that little compiles anew
         self.filled: list[Filling] = []
 
     def place(self, rollout: Rollout, rewards: np.ndarray) -> tuple[Rollout, jax.Array, Placed]:
@@ -83,7 +84,8 @@ class Mover:
         own = np.sum(rollout.inputs.segments > 0, axis=1)
         agreed = self._hosts.gather("rows of a step", own.tolist())
         counts = [len(theirs) for theirs in agreed]
-        room = rows_each(max(counts), train)
+        self._most = max(self._most, *counts)
+        room = rows_each(self._most, train)
         numbers = np.concatenate([process * room + np.arange(count) for process, count in enumerate(counts)])
         lengths = np.concatenate([np.asarray(theirs, np.int64) for theirs in agreed])
         costs, total = row_costs(lengths, self._shape), room * len(counts)
@@ -115,7 +117,7 @@ class Mover:
         plan, total = self._plan, len(placed.source)
         shards, room = plan.train.row_shards, plan.minibatch
         home = placed.slots // (total // shards)
-        for rows in minibatch_rows(plan, step):
+        for rows in minibatch_rows(plan, step, len(placed.costs)):
             if len(rows) == len(placed.costs):  # all of them: they stay where they are
                 moved, assigned = batch, placed.assigned
             else:
@@ -157,12 +159,15 @@ class Mover:
         return self._like[kind]
 
 
-def minibatch_rows(plan: OnlinePlan, step: int) -> Iterator[Int[np.ndarray, "b"]]:
-    """The rows of each minibatch of a step, ascending: a new order for every epoch, by seed and step alone."""
+def minibatch_rows(plan: OnlinePlan, step: int, rows: int) -> Iterator[Int[np.ndarray, "b"]]:
+    """The rows of each minibatch of a step, ascending: a new order for every epoch, by seed and step alone.
+
+    A step that came short of rows has smaller minibatches, and as many of them unless it has fewer rows than that.
+    """
     hyper = plan.config.hyper
     for epoch in range(hyper.epochs):
-        order = np.random.default_rng((plan.config.seed, step, epoch)).permutation(plan.rows)
-        yield from (np.sort(rows) for rows in np.split(order, hyper.minibatches))
+        order = np.random.default_rng((plan.config.seed, step, epoch)).permutation(rows)
+        yield from (np.sort(some) for some in np.array_split(order, hyper.minibatches) if len(some))
 
 
 def fit(rollout: Rollout, width: int) -> Rollout:

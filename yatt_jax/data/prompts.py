@@ -42,10 +42,12 @@ class Draw:
       prompts: this process's share, in the order of the global batch.
       numbers: of each, its place in the run's global sequence of prompts, from 0; unique over steps and processes, and
         the same for any number of processes.
+      places: of each, its row in the endless order of the data, for ``PromptSource.read``.
     """
 
     prompts: list[Prompt]
     numbers: list[int]
+    places: list[int]
 
 
 class PromptSource:
@@ -130,21 +132,39 @@ class PromptSource:
         for number in numbers:
             if number % self._lanes in self._next:
                 wanted.setdefault(number % self._lanes, []).append(number)
-        found: dict[int, Prompt] = {}
+        found: dict[int, tuple[Prompt, int]] = {}
         misses = dict.fromkeys(wanted, 0)
         while wanted:
-            lanes = [lane for lane, places in wanted.items() for _ in places]
-            outcomes = self._reader.read([self._advance(lane) for lane in lanes])
-            for lane, outcome in zip(lanes, outcomes, strict=True):
+            lanes = [lane for lane, numbers_left in wanted.items() for _ in numbers_left]
+            places = [self._advance(lane) for lane in lanes]
+            outcomes = self._reader.read([self._rows[place] for place in places])
+            for lane, place, outcome in zip(lanes, places, outcomes, strict=True):
                 if self._usable(outcome) and outcome.prompt is not None:
-                    found[wanted[lane].pop(0)] = outcome.prompt
+                    found[wanted[lane].pop(0)] = outcome.prompt, place
                     misses[lane] = 0
                 else:
                     misses[lane] += 1
                     self._check_not_stuck(misses[lane], outcome)
-            wanted = {lane: places for lane, places in wanted.items() if places}
+            wanted = {lane: numbers_left for lane, numbers_left in wanted.items() if numbers_left}
         self._drawn = numbers.stop
-        return Draw([found[number] for number in sorted(found)], sorted(found))
+        drawn = [found[number] for number in sorted(found)]
+        return Draw([prompt for prompt, _ in drawn], sorted(found), [place for _, place in drawn])
+
+    def owns(self, number: int) -> bool:
+        """Whether this process draws the prompt with this number."""
+        return number % self._lanes in self._next
+
+    def read(self, places: Sequence[int]) -> list[Prompt]:
+        """Prompts that were drawn before, by this or another process, by their ``Draw.places``; counts nothing.
+
+        Raises:
+          DataError: a record that has changed, so that it is no prompt any more.
+        """
+        outcomes = self._reader.read([self._rows[place] for place in places])
+        for outcome in outcomes:
+            if outcome.prompt is None:
+                raise DataError(f"{outcome.message}; it was used before: the file has changed since")
+        return [outcome.prompt for outcome in outcomes if outcome.prompt is not None]
 
     def evaluation(self, limit: int = 0) -> list[Prompt]:
         """This process's share of the held-out prompts: a contiguous block of them, in file order.
@@ -225,11 +245,11 @@ class PromptSource:
     def _owner(self, lane: int) -> int:
         return lane * self._processes // self._lanes
 
-    def _advance(self, lane: int) -> Row:
-        """The lane's next row."""
-        row = self._rows[lane + self._lanes * self._next[lane]]
+    def _advance(self, lane: int) -> int:
+        """The place of the lane's next row."""
+        place = lane + self._lanes * self._next[lane]
         self._next[lane] += 1
-        return row
+        return place
 
     def _usable(self, outcome: Outcome) -> bool:
         """Whether a prompt is trained on; counts it, and says it once, where something is amiss."""

@@ -197,6 +197,7 @@ class Scoring:
         self._calls = scorer._calls(count)
         self._missing = [len(places) for _, places in self._calls]
         self._running: dict[int, Future[_Results]] = {}
+        self._dropped: set[int] = set()
 
     def add(self, place: int, sample: Sample) -> None:
         """Takes a sample that has ended.
@@ -205,6 +206,18 @@ class Scoring:
           RewardError: a call for earlier samples failed, and the scorer does not count failures.
         """
         self._samples[place] = sample
+        self._settle(place)
+        for future in self._running.values():
+            if future.done():
+                future.result()  # raises what it raised: there is no need to sample the rest
+
+    def drop(self, place: int) -> None:
+        """Says that there will be no sample here: the result is without it."""
+        self._dropped.add(place)
+        self._settle(place)
+
+    def _settle(self, place: int) -> None:
+        """Makes the calls that waited for this place alone."""
         for number, (reward, places) in enumerate(self._calls):
             if place in places:
                 self._missing[number] -= 1
@@ -212,12 +225,9 @@ class Scoring:
                     future = self._scorer._submit(reward, self._of(places))
                     if future is not None:
                         self._running[number] = future
-        for future in self._running.values():
-            if future.done():
-                future.result()  # raises what it raised: there is no need to sample the rest
 
     def result(self) -> Scores:
-        """The scores of all samples, in the order of their places.
+        """The scores of all samples that were not dropped, in the order of their places.
 
         Raises:
           RewardError: an exception, if the scorer does not count them; always for a result of wrong length or type.
@@ -227,14 +237,14 @@ class Scoring:
         for number, (reward, places) in enumerate(self._calls):
             future = self._running.get(number)
             results[reward.name] += self._scorer._call(reward, self._of(places)) if future is None else future.result()
-        return self._scorer._mix(len(self._samples), results)
+        return self._scorer._mix(len(self._samples) - len(self._dropped), results)
 
     def _of(self, places: range) -> list[Sample]:
-        found = [self._samples[place] for place in places]
-        missing = [place for place, sample in zip(places, found, strict=True) if sample is None]
+        wanted = [place for place in places if place not in self._dropped]
+        missing = [place for place in wanted if self._samples[place] is None]
         if missing:
             raise ValueError(f"sample {missing[0]} was not added")
-        return [sample for sample in found if sample is not None]
+        return [sample for place in wanted if (sample := self._samples[place]) is not None]
 
 
 def _values(reward: _Reward, samples: list[Sample], result: Any) -> _Results:

@@ -229,10 +229,9 @@ class Engine:
         *,
         seed: int,
         finished: Callable[[int, Result], None] | None = None,
-        budget: int = 0,
-        enough: Callable[[], bool] | None = None,
+        enough: Callable[[int], bool] | None = None,
     ) -> list[Result]:
-        """Samples responses, all of them to their end unless a budget or ``enough`` stops it before.
+        """Samples responses, all of them to their end unless ``enough`` stops it before.
 
         A response that was not finished has finish "unfinished". It can be asked for again, with this result as what
         is begun, by this engine or another: under the same weights its tokens are those of one that was never stopped.
@@ -243,8 +242,8 @@ class Engine:
           sampling: sampling parameters.
           seed: of the run, 0 to 2^64 - 1.
           finished: called with place and result of each response as soon as it has ended.
-          budget: decode steps to stop after; 0: none.
-          enough: asked before each chunk: whether to stop. Processes that sample together stop when all say so.
+          enough: asked before each chunk, with the decode steps so far: whether to stop. Processes that sample together
+            stop when all say so.
 
         Returns:
           The results, in the order asked.
@@ -283,7 +282,6 @@ class Engine:
             requests,
             finished or (lambda *_: None),
             lambda: tell("sample"),
-            budget=budget,
             enough=enough,
         )
         written = sum(len(results[r.number].tokens) - r.written for r in requests)

@@ -145,8 +145,7 @@ class Session:
         ended: Callable[[int, Result], None],
         progress: Callable[[], None],
         *,
-        budget: int = 0,
-        enough: Callable[[], bool] | None = None,
+        enough: Callable[[int], bool] | None = None,
     ) -> dict[int, Result]:
         """Samples all requests, or as far as they come.
 
@@ -155,8 +154,8 @@ class Session:
           requests: what to sample.
           ended: called with number and result of each as it ends.
           progress: called after each chunk, and at the end.
-          budget: decode steps to stop after; 0: none.
-          enough: asked before each chunk: whether to stop. Processes that sample together stop when all say so.
+          enough: asked before each chunk, with the decode steps so far: whether to stop. Processes that sample together
+            stop when all say so.
 
         Returns:
           The results, by number; those of requests that were not done have finish "unfinished".
@@ -167,11 +166,13 @@ class Session:
         caches, rows = programs.start()
         controls = self._controls(self.size)
         while True:
-            wanted = enough is None or not enough()
+            wanted = True
+            if enough is not None:
+                self._read(results, ended)  # it is asked what has ended, not what had a chunk ago
+                wanted = not enough(self.counts.steps)
             work = slots.plan(admit=wanted and (not slots.running or slots.free >= self._patience))
             todo = self._meet(work, wanted)
-            left = budget - self.counts.steps if budget else self._chunk
-            if not todo.wanted or left <= 0 or not (todo.running or todo.more):
+            if not todo.wanted or not (todo.running or todo.more):
                 break
             caches, rows = self._fill(params, layers, caches, rows, work, todo)
             if not todo.running:
@@ -183,7 +184,7 @@ class Session:
             patience = np.int32(self._patience if todo.more else 2**31 - 1)
             halt = self._group.put(self._halts())
             caches, rows, steps, _, drawn = programs.decode(
-                params, layers, caches, rows, controls, halt, np.int32(min(self._chunk, left)), patience
+                params, layers, caches, rows, controls, halt, np.int32(self._chunk), patience
             )
             self._read(results, ended)  # while the devices decode
             self._take(int(steps), *self._get((rows.reason, drawn)))
