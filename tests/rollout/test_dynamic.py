@@ -69,7 +69,7 @@ def test_hopeless_prompts_end_after_bounded_waves():
         drawn.append(count)
         ratio, waves = observed(ratio, ON, drawn=count, with_signal=0), waves + 1
     assert drawn == [4] + [32] * 9  # at most the cap
-    verdicts: list[Verdict] = ["all_zero"] * 6 + ["all_one"] * 3 + ["all_equal"]
+    verdicts: list[Verdict] = [*["all_zero"] * 6, *["all_one"] * 3, "all_equal"]  # pyright: ignore[reportAssignmentType]
     message = explain(verdicts, wanted=4, have=0, waves=waves)
     assert "0 of 4 groups" in message
     assert "10 waves of 10 prompts" in message

@@ -2,7 +2,7 @@
 
 The clip is wider above than below, so that rare tokens can grow; every token weighs the same; a response near the
 length limit pays a price that rises with its length (``reward.overlong_limit`` and ``overlong_cache``, in tokens: give
-them the run's own lengths). Its fourth part, drawing prompts until enough groups have a signal, is not in the loop yet.
+them the run's own lengths). Its fourth part, drawing prompts until enough groups have a signal, is ``rollout.dynamic``.
 """
 
 from __future__ import annotations

@@ -243,8 +243,8 @@ class OnlineJob(Job[OnlinePlan]):
         updates |= packing_figures(self.mover.filled, self.plan.train.row_shards)
         found["kl_coef"] = self.kl_coef
         self._adapt(found, self.plan.rows)
-        own = reward_sums(rewards, samples) | engine_sums(self._stats) | moved_sums(self.layout.moved)
-        own |= self._collected.sums
+        own = reward_sums(rewards, samples) | engine_sums(self._stats) | self._collected.sums
+        own |= moved_sums(self.layout.moved if self._stats else None)  # rows that waited need no sampling
         self._stats = []
         own["bytes_per_process"] = self._held, 1
         found |= spread(totals(self.hosts.gather("metrics of a step", own)))
