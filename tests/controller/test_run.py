@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.compilations import BACKEND, compilations
 from tests.controller import tiny
 from yatt_jax.config import ConfigError, parse
 from yatt_jax.controller.hosts import Hosts
@@ -337,3 +338,36 @@ def test_the_dry_run_describes_the_run(tmp_path: Path) -> None:
     assert f"{plan.models['actor'].parameter_count:,} parameters" in text
     assert "key-value cache (rollout)" in text
     assert "1 updates of 6 rows" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tail", [{}, {"rollout__tail": "carry", "rollout__extra_prompts": 2, "rollout__max_staleness": 2}], ids=str
+)
+def test_nothing_compiles_after_the_second_step(tmp_path: Path, tail: dict[str, Any]) -> None:
+    """Fifty steps of responses of all lengths, with evaluations, checkpoints and steps that come short of rows."""
+    changes: dict[str, Any] = tail | {
+        "steps": 50,
+        "evaluation__every": 10,
+        "checkpoint__every_steps": 1,  # the first one compiles how replicated arrays are cut
+        "rollout__samples_per_prompt": 2,
+        "rollout__sampling__max_new_tokens": 60,
+        "rollout__sampling__top_p": 0.95,
+        "hyper__minibatches": 2,
+        "hyper__correction__how": "truncate",
+        "train__micro_rows": 2,
+        "actor_optimizer__lr": 1e-3,
+    }
+    plan = plan_on(tmp_path, 2, parallel__train__data=2, parallel__rollout__data=2, **changes)
+    compiled: dict[int, int] = {}
+    with compilations() as seen, OnlineJob(plan, tmp_path / "run") as job:
+        write = job.write
+
+        def counted(step: int) -> None:
+            write(step)
+            compiled[step] = seen.count(BACKEND)
+
+        job.write = counted
+        train(job)
+    assert len({line["rollout/response_length"] for line in lines(tmp_path / "run" / "metrics.jsonl")[1:]}) > 25
+    assert compiled[50] == compiled[2], compiled

@@ -19,6 +19,7 @@ from yatt_jax.parallel.exchange import exchange, home_shards, plan_exchange
 from yatt_jax.parallel.fill import Filling, fill
 from yatt_jax.parallel.pack import Layout, Packed, place_layout
 from yatt_jax.parallel.process_rows import from_process_rows, own_values, plan_own, rows_each
+from yatt_jax.parallel.route import power_of_two
 from yatt_jax.types import PyTree, Rollout
 
 
@@ -141,16 +142,16 @@ class Mover:
         return self._remembered(kind, lambda like: plan_exchange(source, rows, train, layout=layout, like=like))
 
     def _remembered(self, kind: str, make: Callable[[Exchange | None], Exchange]) -> Exchange:
-        """An exchange like the last one of its kind. The first gets twice the room that it needs, so that the lengths
-        of later steps compile nothing.
+        """An exchange like the last one of its kind. The first gets twice the room that it needs, and room for a few
+        rows at least, so that the lengths of later steps compile nothing.
         """
         like = self._like.get(kind)
         if like is None:
             first = make(None)
             shapes = first.shapes
-            idle = not any(shapes.blocks)
+            idle, few = not any(shapes.blocks), min(8, power_of_two(shapes.rows))
             blocks = tuple(
-                1 if idle and size > 1 and stage < len(shapes.digits) - 1 else 2 * block
+                max(2 * block, few) if block or (idle and size > 1 and stage < len(shapes.digits) - 1) else 0
                 for stage, (size, block) in enumerate(zip(shapes.digits, shapes.blocks, strict=True))
             )
             gathered = 2 * shapes.gathered if all(shapes.shared) else shapes.gathered
