@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from yatt_jax.data.attributes import MISSING
-from yatt_jax.data.documents import Document, Encoded
+from yatt_jax.data.encoded import Document, Encoded
 from yatt_jax.data.examples import Pair, Rated, Steps, Teacher, Unpaired
 from yatt_jax.data.formats import Kind
 from yatt_jax.rollout.assemble import padded_length
