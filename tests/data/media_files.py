@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 import soundfile
 from PIL import Image
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from yatt_jax.data.media.config import MediaConfig
+from yatt_jax.data.media.families import build_processor
+from yatt_jax.data.media.processor import MediaProcessor
+from yatt_jax.data.tokenizer import character_tokenizer
 
 WHERE = 'p.jsonl:4: field "prompt", turn 1, part 1'
 
@@ -67,3 +73,46 @@ def flac_header(seconds: float, rate: int = 16_000) -> bytes:
     whole[at] = (whole[at] & 0xF0) | (count >> 32)
     whole[at + 1 : at + 5] = struct.pack(">I", count & 0xFFFFFFFF)
     return bytes(whole[:200])
+
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:?!\n"
+SPECIAL = (
+    *("[u]", "[a]", "[s]", "<end>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    *("<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+)
+TEMPLATE = """
+{%- for turn in messages %}{{ '[' + turn.role[0] + ']' }}
+{%- if turn.content is string %}{{ turn.content }}{% else %}
+{%- for part in turn.content %}{% if part.type == 'text' %}{{ part.text }}
+{%- else %}{{ places[part.type] }}{% endif %}{% endfor %}{% endif %}{{ '<end>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '[a]' }}{% endif %}"""
+PLACES: dict[str, dict[str, str]] = {
+    "qwen2_5_vl": {
+        "image": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": "<|vision_start|><|video_pad|><|vision_end|>",
+    },
+    "qwen2_audio": {"audio": "<|AUDIO|>"},
+    "qwen2_5_omni": {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"},
+    "gemma3": {"image": "<start_of_image>"},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"image": {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1024}}},
+    "qwen2_audio": {"audio": {"feature_size": 16, "chunk_length": 2}},
+    "gemma3": {"image": {"size": {"height": 16, "width": 16}}, "image_tokens": 4, "patch": 4},
+}
+SETTINGS["qwen2_5_vl"]["video"] = SETTINGS["qwen2_5_vl"]["image"]
+SETTINGS["qwen2_5_omni"] = SETTINGS["qwen2_5_vl"] | SETTINGS["qwen2_audio"]
+
+
+def tokenizer_with_places() -> PreTrainedTokenizerFast:
+    """Characters, the placeholders of every family, and a template that writes those of the variable ``places``."""
+    tokenizer = character_tokenizer(ALPHABET)
+    for token in SPECIAL:
+        tokenizer.add_tokens(AddedToken(token, special=True, normalized=False))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def processor_of(family: str, **limits: Any) -> MediaProcessor:
+    """A processor of small sizes."""
+    return build_processor(family, tokenizer_with_places(), MediaConfig(**limits), **SETTINGS[family])

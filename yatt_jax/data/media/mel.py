@@ -44,7 +44,7 @@ class Mel:
         Raises:
           InputError: settings that change the frames in a way that is not read.
         """
-        for key in ("dither", "do_normalize", "padding_value"):
+        for key in ("dither", "padding_value"):
             if settings.get(key):
                 raise InputError(f"the feature extractor's {key} = {settings[key]!r} is not read; expected none")
         names = {

@@ -134,8 +134,8 @@ class MediaProcessor:
         frames = -(-len(samples) // mel.hop)
         tokens = audio_tokens(frames)
         if not tokens:
-            least, length = 1000 * 3 * mel.hop / mel.rate, 1000 * len(samples) / mel.rate
-            raise DataError(f"{source.place}: {length:.1f} ms of audio, and at least {least:g} are needed")
+            least, length = 1000 * 2 * mel.hop / mel.rate, 1000 * len(samples) / mel.rate
+            raise DataError(f"{source.place}: {length:.1f} ms of audio, and more than {least:g} are needed")
         values = log_mel(samples, mel.filters, window=mel.window, hop=mel.hop, longest=mel.seconds * mel.rate)
         return _Read(values, (1, 1, frames), tokens)
 
