@@ -16,8 +16,8 @@ from yatt_jax.data.media.images import decode_animation, decode_image
 LIMITS = MediaConfig()
 
 
-def decode(content: bytes, **limits: int) -> np.ndarray:
-    return np.asarray(decode_image(content, WHERE, MediaConfig(**limits) if limits else LIMITS))
+def decode(content: bytes, max_pixels: int = LIMITS.max_pixels) -> np.ndarray:
+    return np.asarray(decode_image(content, WHERE, MediaConfig(max_pixels=max_pixels)))
 
 
 def test_lossless_formats_give_their_pixels():

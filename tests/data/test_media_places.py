@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -79,7 +81,7 @@ def vl_positions(ids: torch.Tensor, kinds: list[int], images: list, videos: list
         },
     )
     with torch.device("meta"):
-        model = Qwen2_5_VLModel(config)
+        model: Any = Qwen2_5_VLModel(config)
     positions, delta = model.get_rope_index(
         ids[None],
         torch.tensor([kinds]),
@@ -98,7 +100,8 @@ def omni_positions(ids: torch.Tensor, images: list, videos: list, seconds: list,
         Qwen2_5OmniPreTrainedModelForConditionalGeneration,
     )
 
-    config = Qwen2_5OmniThinkerConfig(
+    settings: Any = Qwen2_5OmniThinkerConfig
+    config = settings(
         image_token_index=90,
         video_token_index=91,
         audio_token_index=92,
@@ -109,11 +112,11 @@ def omni_positions(ids: torch.Tensor, images: list, videos: list, seconds: list,
     values = dict(zip(names, (90, 91, 92, 80, 82), strict=True))
     more = {"position_id_per_seconds": config.position_id_per_seconds, "seconds_per_chunk": config.seconds_per_chunk}
     model = SimpleNamespace(config=SimpleNamespace(**values, **more), spatial_merge_size=2)
-    whole = Qwen2_5OmniPreTrainedModelForConditionalGeneration
+    whole: Any = Qwen2_5OmniPreTrainedModelForConditionalGeneration
     model.get_llm_pos_ids_for_vision = whole.get_llm_pos_ids_for_vision.__get__(model)
     model.get_chunked_index = whole.get_chunked_index.__get__(model)
     positions, delta = whole.get_rope_index(
-        model,  # type: ignore[arg-type]
+        model,
         ids[None],
         torch.tensor(images) if images else None,
         torch.tensor(videos) if videos else None,
@@ -188,7 +191,7 @@ def test_ids_equal_those_of_transformers_processors():
     audio = processor_of("qwen2_audio")
     text = "a: <|AUDIO|>\nb: <|AUDIO|>?"
     samples = [tone(0.31), tone(1.2)]
-    stock = Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=16, chunk_length=2), tokenizer)
+    stock: Any = Qwen2AudioProcessor(WhisperFeatureExtractor(feature_size=16, chunk_length=2), tokenizer)
     wanted = stock(text=text, audio=samples, sampling_rate=16_000)["input_ids"][0]
     items = [audio.item(parse_media({"type": "audio", "audio": sound(s)}, "", "")) for s in samples]
     ids = np.array(tokenizer(text)["input_ids"])

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from yatt_jax.data.media.vision import QwenPatches, SquarePatches
 from yatt_jax.errors import InputError
 from yatt_jax.types import MediaItem
 
-SIZE = {"size": {"shortest_edge": 16, "longest_edge": 10_000}, "patch_size": 4}
+SIZE: Any = {"size": {"shortest_edge": 16, "longest_edge": 10_000}, "patch_size": 4}
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
 STD = np.array([0.26862954, 0.26130258, 0.27577711])
 
@@ -101,21 +102,36 @@ def test_videos_are_resized_as_torch_does_it():
 
 
 def test_square_patches_are_what_a_convolution_sees():
-    settings = {"size": {"height": 56, "width": 28}}
-    values, grid = SquarePatches(settings, 14).image(picture(33, 44), "x")
-    assert grid == (1, 4, 2)
+    settings: Any = {"size": {"height": 56, "width": 56}}
+    values, grid = SquarePatches(settings, 14, 4).image(picture(33, 44), "x")
+    assert grid == (1, 4, 4)
     whole = Gemma3ImageProcessorPil(**settings, do_pan_and_scan=False)(picture(33, 44), return_tensors="np")
     weight = torch.randn(8, 3, 14, 14, generator=torch.Generator().manual_seed(0))
-    seen = torch.nn.functional.conv2d(torch.tensor(np.array(whole["pixel_values"])), weight, stride=14)
-    np.testing.assert_allclose(
-        values @ weight.reshape(8, -1).numpy().T, seen[0].flatten(1).T.numpy(), rtol=1e-4, atol=1e-4
-    )
-    for wrong, message in (
-        ({"do_pan_and_scan": True}, "do_pan_and_scan"),
-        ({"size": {"height": 20, "width": 28}}, "20 x"),
-    ):
-        with pytest.raises(InputError, match=message):
-            SquarePatches(wrong, 14)
+    seen = torch.nn.functional.conv2d(torch.tensor(np.array(whole["pixel_values"])), weight, stride=14)[0]
+    got = values @ weight.reshape(8, -1).numpy().T
+    squares = [(y, x) for y in (0, 2) for x in (0, 2)]
+    order = [(y + i, x + j) for y, x in squares for i in (0, 1) for j in (0, 1)]
+    wanted = np.stack([seen[:, y, x].numpy() for y, x in order])
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    # The mean of four patches side by side is a feature of the tower's pooling.
+    pooled = torch.nn.functional.avg_pool2d(seen, 2).flatten(1).T.numpy()
+    np.testing.assert_allclose(got.reshape(4, 4, 8).mean(1), pooled, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "message"),
+    [
+        ({"do_pan_and_scan": True}, 4, "do_pan_and_scan is on"),
+        ({"size": {"height": 56, "width": 28}}, 4, "images of 56 x 28 pixels in patches of 14 do not make 4"),
+        ({"size": {"height": 60, "width": 60}}, 4, "do not make 4 features"),
+        ({"size": {"height": 56, "width": 56}}, 5, "do not make 5 features"),
+        ({"size": {"height": 56, "width": 56}}, 9, "do not make 9 features"),
+        ({"size": {"height": 56, "width": 56}}, 64, "do not make 64 features"),
+    ],
+)
+def test_sizes_that_do_not_divide(settings, tokens, message):
+    with pytest.raises(InputError, match=message):
+        SquarePatches(settings, 14, tokens)
 
 
 @pytest.mark.parametrize("seconds", [1, 30])

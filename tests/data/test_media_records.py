@@ -251,7 +251,7 @@ def test_each_process_decodes_its_own_rows_alone(processes, write, tmp_path, mon
     assert held == [count * 16 * 96 * 4 // processes] * processes
 
 
-def documents(fields: dict, kind: Any = TextRows, family: str = "qwen2_5_vl", **config: Any):
+def documents(fields: dict, kind: Any = TextRows, family: str = "qwen2_5_vl", **config: Any) -> Any:
     data = OfflineConfig(template_kwargs=KWARGS[family], **config)
     encoder = Encoder(data, tokenizer_with_places(), kind, media=processor_of(family))
     (outcome,) = encoder.read([(0, Record(fields, "f:1"))])

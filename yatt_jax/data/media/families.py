@@ -78,8 +78,7 @@ def build_processor(
         return MediaProcessor(
             places,
             limits,
-            vision=SquarePatches(image or {}, patch),
-            fixed=image_tokens,
+            vision=SquarePatches(image or {}, patch, image_tokens),
             begin=begin,
             whole=f"\n\n{begin}{soft}{end}\n\n",
         )

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -36,7 +37,6 @@ class MediaProcessor:
       limits: what may be read, and from where.
       vision: makes patches of images and videos.
       mel: makes frames of audio.
-      fixed: features of every image; 0: as many as it has blocks of patches.
       begin: what the template writes for an image, where that is not the placeholder itself.
       whole: what ``begin`` is replaced with before tokenization: the placeholder and all that belongs around it.
     """
@@ -48,13 +48,12 @@ class MediaProcessor:
         *,
         vision: Vision | None = None,
         mel: Mel | None = None,
-        fixed: int = 0,
         begin: str = "",
         whole: str = "",
     ) -> None:
         self.places: dict[str, int] = dict(places.items())
         self.limits = limits
-        self._vision, self._mel, self._fixed = vision, mel, fixed
+        self._vision, self._mel = vision, mel
         self._begin, self._whole = begin, whole
 
     def rewrite(self, text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list[tuple[int, int]]]:
@@ -114,16 +113,13 @@ class MediaProcessor:
         if source.kind == "image" and self._vision is not None:
             image = decode_image(fetch(source, self.limits), source.place, self.limits)
             values, grid = self._vision.image(image, source.place)
-            return _Read(values, grid, self._fixed or self._blocks(grid))
+            return _Read(values, grid, math.prod(grid) // self._vision.merge**2)
         if source.kind == "video" and isinstance(self._vision, QwenPatches):
             frames, fps = read_video(source, self.limits)
             values, grid = self._vision.video(frames, source.place)
-            return _Read(values, grid, self._blocks(grid), self._vision.frames_a_patch / fps)
+            seconds = self._vision.frames_a_patch / fps
+            return _Read(values, grid, math.prod(grid) // self._vision.merge**2, seconds)
         raise DataError(f"{source.where}: the model reads no {source.kind}")
-
-    def _blocks(self, grid: tuple[int, int, int]) -> int:
-        merge = self._vision.merge if isinstance(self._vision, QwenPatches) else 1
-        return grid[0] * grid[1] * grid[2] // merge**2
 
     def _audio(self, source: Source, mel: Mel) -> _Read:
         longest = Longest(self.limits.max_seconds)

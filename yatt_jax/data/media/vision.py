@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -84,34 +85,44 @@ class QwenPatches:
 
 
 class SquarePatches:
-    """Patches of images that are all resized to one size, row by row: the SigLIP tower of Gemma 3.
+    """Patches of images that are all resized to one square size: the SigLIP tower of Gemma 3.
 
     Args:
       image: settings of ``Gemma3ImageProcessor``.
       patch: pixels of a patch's side.
+      tokens: features of an image, each of a square of patches.
 
     Raises:
-      InputError: a size that patches do not divide, or crops beside the image.
+      InputError: sizes that patches and features do not divide, or crops beside the image.
     """
 
-    def __init__(self, image: Mapping[str, Any], patch: int) -> None:
+    def __init__(self, image: Mapping[str, Any], patch: int, tokens: int) -> None:
+        # The module named so needs neither torch nor torchvision.
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         self._image = Gemma3ImageProcessorPil(**_known(image, Gemma3ImageProcessorPil))
         if self._image.do_pan_and_scan:
             raise InputError("the image processor's do_pan_and_scan is on: crops beside the image are not read")
-        self._patch = patch
         size = dict(self._image.size)
-        if size["height"] % patch or size["width"] % patch:
-            raise InputError(f"images of {size['height']} x {size['width']} pixels have no whole patches of {patch}")
+        self._patch, self._side = patch, size["width"] // patch
+        self.merge = self._side // max(math.isqrt(tokens), 1)
+        whole = self.merge and self.merge * math.isqrt(tokens) * patch
+        if not size["height"] == size["width"] == whole or math.isqrt(tokens) ** 2 != tokens:
+            raise InputError(
+                f"images of {size['height']} x {size['width']} pixels in patches of {patch} do not make {tokens} "
+                f"features of equal squares"
+            )
 
     def image(self, image: Image.Image, place: str) -> tuple[Float[np.ndarray, "P F"], Grid]:
-        """Patches of an image, channels first within a patch, and their grid."""
+        """Patches of an image, channels first within a patch, and their grid.
+
+        They follow each other square by square of ``merge`` x ``merge``, as those of Qwen's processors.
+        """
         pixels = np.asarray(self._image(image, return_tensors="np")["pixel_values"][0], np.float32)
-        channels, height, width = pixels.shape
-        rows, columns = height // self._patch, width // self._patch
-        patches = pixels.reshape(channels, rows, self._patch, columns, self._patch).transpose(1, 3, 0, 2, 4)
-        return patches.reshape(rows * columns, -1), (1, rows, columns)
+        squares = self._side // self.merge
+        shape = (squares, self.merge, self._patch)
+        patches = pixels.reshape(-1, *shape, *shape).transpose(1, 4, 2, 5, 0, 3, 6)
+        return patches.reshape(self._side**2, -1), (1, self._side, self._side)
 
 
 def _grid(values: Any) -> Grid:
