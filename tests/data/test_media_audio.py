@@ -11,7 +11,7 @@ import soundfile
 
 from tests.data.media_files import WHERE, flac_header, picture, saved, sound, tone, wav_header
 from yatt_jax.data.config import DataError
-from yatt_jax.data.media.audio import Longest, decode_audio, encode_wav, resample
+from yatt_jax.data.media.audio import Longest, decode_audio, encode_flac, resample
 
 LONGEST = Longest(30.0)
 
@@ -133,6 +133,6 @@ def test_every_cut_of_a_file_is_an_error():
 
 def test_encoding():
     samples = np.concatenate([tone(0.1), [2.0, -2.0]]).astype(np.float32)
-    back, rate = soundfile.read(io.BytesIO(encode_wav(samples, 16_000)), dtype="float32")
+    back, rate = soundfile.read(io.BytesIO(encode_flac(samples, 16_000)), dtype="float32")
     assert rate == 16_000
     np.testing.assert_allclose(back, np.clip(samples, -1, 1), atol=5e-5)

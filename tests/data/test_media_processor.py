@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from transformers import WhisperFeatureExtractor
@@ -31,6 +32,7 @@ from yatt_jax.data.config import DataError
 from yatt_jax.data.media.config import MediaConfig
 from yatt_jax.data.media.families import FAMILIES, build_processor, load_processor
 from yatt_jax.data.media.mel import Mel, audio_tokens, log_mel
+from yatt_jax.data.media.preview import make_preview
 from yatt_jax.data.media.sources import Source, parse_media
 from yatt_jax.data.media.vision import QwenPatches, SquarePatches
 from yatt_jax.errors import InputError
@@ -221,8 +223,12 @@ def test_previews():
     mime, content = processor.item(source("image", saved(picture(500, 300)))).preview()
     assert (mime, Image.open(io.BytesIO(content)).size) == ("image/webp", (256, 154))
     mime, content = processor.item(source("audio", sound(tone(0.5, 8_000), 8_000))).preview()
-    assert mime == "audio/wav"
-    assert len(content) == 44 + 2 * 8000
+    samples, rate = soundfile.read(io.BytesIO(content))
+    assert (mime, rate, len(samples)) == ("audio/flac", 16_000, 8000)
+    np.testing.assert_allclose(samples[400:-400], tone(0.5)[400:-400], atol=2e-3)
+    long = sound(tone(20.0, 1000, 100), 1000)
+    made = make_preview(source("audio", long), MediaConfig())
+    assert soundfile.info(io.BytesIO(made[1])).duration == 15
     frames = [saved(picture(300, 200, seed)) for seed in range(3)]
     mime, content = processor.item(source("video", frames, fps=10)).preview()
     moving = Image.open(io.BytesIO(content))
@@ -280,6 +286,7 @@ def test_nothing_of_it_needs_torch():
 import sys
 sys.modules["torch"] = sys.modules["torchvision"] = None
 from tests.data.media_files import *
+from yatt_jax.data.media.preview import make_preview
 from yatt_jax.data.media.sources import parse_media
 for family, kind, value in (
     ("qwen2_5_vl", "image", saved(picture())), ("qwen2_5_vl", "video", [saved(picture())] * 2),

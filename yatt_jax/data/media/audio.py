@@ -90,16 +90,10 @@ def resample(samples: Float[np.ndarray, "S"], own: int, wanted: int) -> Float[np
     return resample_poly(samples, wanted // common, own // common).astype(np.float32)
 
 
-def encode_wav(samples: Float[np.ndarray, "S"], rate: int) -> bytes:
-    """16-bit WAV of one channel."""
-    import wave
-
+def encode_flac(samples: Float[np.ndarray, "S"], rate: int) -> bytes:
+    """16-bit FLAC of one channel; what is beyond -1 and 1 is clipped."""
     buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+    _soundfile().write(buffer, np.clip(samples, -1, 1), rate, format="FLAC", subtype="PCM_16")
     return buffer.getvalue()
 
 

@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from yatt_jax.data.config import DataError
-from yatt_jax.data.media.audio import Longest, decode_audio, encode_wav
+from yatt_jax.data.media.audio import Longest, decode_audio, encode_flac
 from yatt_jax.data.media.config import MediaConfig
 from yatt_jax.data.media.fetch import fetch
 from yatt_jax.data.media.images import decode_animation, decode_image
@@ -14,7 +14,7 @@ from yatt_jax.data.media.sources import Source
 
 FPS = 2.0  # of videos that do not say, as the processors of these families assume
 _SIDE = 256  # pixels of a preview
-_SECONDS = 30
+_SECONDS = 15
 _RATE = 16_000
 
 
@@ -36,7 +36,7 @@ def read_video(source: Source, limits: MediaConfig) -> tuple[list[Any], float]:
 
 
 def make_preview(source: Source, limits: MediaConfig) -> tuple[str, bytes]:
-    """A small copy for reports: an image of at most 256 pixels a side, an animation, or 30 seconds of audio.
+    """A small copy for reports: an image of at most 256 pixels a side, an animation, or 15 seconds of audio.
 
     Returns:
       Its MIME type and its bytes.
@@ -46,7 +46,7 @@ def make_preview(source: Source, limits: MediaConfig) -> tuple[str, bytes]:
     """
     if source.kind == "audio":
         samples = decode_audio(fetch(source, limits), source.place, Longest(limits.max_seconds), _RATE)
-        return "audio/wav", encode_wav(samples[: _SECONDS * _RATE], _RATE)
+        return "audio/flac", encode_flac(samples[: _SECONDS * _RATE], _RATE)
     buffer = io.BytesIO()
     if source.kind == "image":
         image = decode_image(fetch(source, limits), source.place, limits)
