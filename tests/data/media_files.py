@@ -78,7 +78,18 @@ def flac_header(seconds: float, rate: int = 16_000) -> bytes:
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:?!\n"
 SPECIAL = (
     *("[u]", "[a]", "[s]", "<end>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
-    *("<|AUDIO|>", "<|IMAGE|>", "<|VIDEO|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+    *(
+        "<|vision_bos|>",
+        "<|vision_eos|>",
+        "<|audio_bos|>",
+        "<|audio_eos|>",
+        "<|AUDIO|>",
+        "<|IMAGE|>",
+        "<|VIDEO|>",
+        "<start_of_image>",
+        "<image_soft_token>",
+        "<end_of_image>",
+    ),
 )
 TEMPLATE = """
 {%- for turn in messages %}{{ '[' + turn.role[0] + ']' }}

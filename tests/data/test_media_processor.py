@@ -30,8 +30,9 @@ from tests.data.media_files import (
 )
 from yatt_jax.data.config import DataError
 from yatt_jax.data.media.config import MediaConfig
-from yatt_jax.data.media.families import FAMILIES, build_processor, load_processor
+from yatt_jax.data.media.families import FAMILIES, build_processor, load_processor, with_tokens
 from yatt_jax.data.media.mel import Mel, audio_tokens, log_mel
+from yatt_jax.data.media.places import expand
 from yatt_jax.data.media.preview import make_preview
 from yatt_jax.data.media.sources import Source, parse_media
 from yatt_jax.data.media.vision import QwenPatches, SquarePatches
@@ -244,7 +245,7 @@ def test_what_a_family_does_not_read():
     from yatt_jax.data.tokenizer import character_tokenizer
 
     for family in FAMILIES:
-        with pytest.raises(InputError, match=r"the tokenizer has no special token '<.*', which " + family):
+        with pytest.raises(InputError, match=r"the tokenizer has no special token '<.*' \(\w+\), and " + family):
             build_processor(family, character_tokenizer("ab"), MediaConfig())
     with pytest.raises(InputError, match=r"dither = 0.1 is not read"):
         build_processor("qwen2_audio", tokenizer_with_places(), MediaConfig(), audio={"dither": 0.1})
@@ -279,6 +280,44 @@ def test_settings_come_from_the_folder(tmp_path):
     gemma = {"model_type": "gemma3", "mm_tokens_per_image": 4, "vision_config": {"patch_size": 4}}
     made = load(gemma, preprocessor_config=square)
     assert made.item(picture_source) == processor_of("gemma3").item(picture_source)  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"config.json says image_token_index = 7, and the tokenizer has the image"):
+        load(gemma | {"image_token_index": 7}, preprocessor_config=square)
+    omni = {"model_type": "qwen2_5_omni", "thinker_config": {"audio_token_index": 3}}
+    with pytest.raises(InputError, match=r"config.json says audio_token_index = 3"):
+        load(omni, preprocessor_config=image | audio)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokenizers_of_models_from_scratch(family, tmp_path):
+    """With the template of the digits configs, each part becomes the family's tokens."""
+    from transformers import AutoTokenizer
+
+    from yatt_jax.data.tokenizer import character_tokenizer
+
+    plain = character_tokenizer("0123456789\n")
+    tokenizer = with_tokens(plain, family)
+    assert tokenizer.convert_ids_to_tokens(list(range(12))) == plain.convert_ids_to_tokens(list(range(12)))
+    tokenizer.chat_template = Path("configs/data/parts.jinja").read_text()
+    processor = build_processor(family, tokenizer, MediaConfig(), **SETTINGS[family])
+    files = {"image": saved(picture()), "audio": sound(tone(0.1)), "video": [saved(picture())] * 2}
+    parts = [{"type": kind, kind: source(kind, files[kind])} for kind in processor.places]
+    turns = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "12"}]},
+        {"role": "assistant", "content": "3"},
+    ]
+    for made in (tokenizer, None):
+        if made is None:
+            tokenizer.save_pretrained(str(tmp_path))
+            made = AutoTokenizer.from_pretrained(str(tmp_path))
+        text = processor.rewrite(str(made.apply_chat_template(turns, tokenize=False)))[0]
+        ids = np.array(made(text, add_special_tokens=False)["input_ids"])
+        items = [processor.item(source(kind, files[kind])) for kind in processor.places]
+        expanded, _ = expand(ids, items, processor.places, "f:1")
+        assert len(expanded) == len(ids) + sum(item.tokens - 1 for item in items)
+        assert text.endswith("123<eos>")
+        bounds = {"gemma3": 2 + 4}.get(family, 2)
+        assert len(ids) == 4 + len(items) * (1 + bounds)
+        assert processor.places == build_processor(family, made, MediaConfig(), **SETTINGS[family]).places
 
 
 def test_nothing_of_it_needs_torch():
@@ -286,7 +325,6 @@ def test_nothing_of_it_needs_torch():
 import sys
 sys.modules["torch"] = sys.modules["torchvision"] = None
 from tests.data.media_files import *
-from yatt_jax.data.media.preview import make_preview
 from yatt_jax.data.media.sources import parse_media
 for family, kind, value in (
     ("qwen2_5_vl", "image", saved(picture())), ("qwen2_5_vl", "video", [saved(picture())] * 2),

@@ -323,3 +323,41 @@ def test_unpaired_rows_keep_their_own_media(write: Callable[..., str], tmp_path)
         assert own.places == other.places
         np.testing.assert_array_equal(own.prompt, other.prompt)
         assert words(own.tokens[own.mask]) != words(other.tokens[other.mask])
+
+
+def test_media_of_the_arrays_of_a_step(write: Callable[..., str], tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.png").write_bytes(saved(picture(16, 16 + 8 * i, i)))
+    processor = processor_of("qwen2_5_vl")
+
+    def drawn(kind: Any, rows: list[dict], **config: Any) -> Any:
+        data = OfflineConfig(
+            train=(SourceConfig(write("a.jsonl", rows)),),
+            batch=4,
+            shuffle=False,
+            template_kwargs=KWARGS["qwen2_5_vl"],
+            **config,
+        )
+        return OfflineSource(data, tokenizer_with_places(), kind, media=processor).draw()
+
+    asked = [user(image("0.png"), "a", image("1.png")), user("b"), user(image("2.png"))]
+    sizes = {0: 4, 1: 8, 2: 8}
+    found = drawn(TextRows, [{"prompt": [turn], "completion": "c"} for turn in asked])
+    assert found.shape[0] == 4
+    media = found.media()
+    assert [[item.tokens for item in row] for row in media] == [[sizes[0], sizes[1]], [], [sizes[2]], []]
+    assert len(found.media(6)) == 6
+    arrays = found.collate()
+    pad = processor.places["image"]
+    for tokens, row in zip(np.asarray(arrays.inputs.tokens), media, strict=True):
+        assert int((tokens == pad).sum()) == sum(item.tokens for item in row)
+    # Packed rows have the media of all their documents, in order.
+    (packed,) = drawn(TextRows, [{"prompt": [turn], "completion": "c"} for turn in asked], pack=1024).media()
+    assert [item.tokens for item in packed] == [4, 8, 8]
+    # Pairs have them twice: one object, so that a tower runs once.
+    found = drawn(PairRows, [{"prompt": [turn], "chosen": "c", "rejected": "d"} for turn in asked])
+    media = found.media()
+    assert [len(row) for row in media] == [2, 2, 0, 0, 1, 1, 0, 0]
+    assert media[0][0] is media[1][0]
+    tokens = np.asarray(found.collate().inputs.tokens).reshape(8, -1)
+    assert [int((row == pad).sum()) for row in tokens] == [sum(item.tokens for item in row) for row in media]

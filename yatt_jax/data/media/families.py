@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,26 +13,58 @@ from yatt_jax.data.config import DataError
 from yatt_jax.data.media.config import MediaConfig
 from yatt_jax.data.media.mel import Mel
 from yatt_jax.data.media.processor import MediaProcessor
+from yatt_jax.data.media.sources import KINDS
 from yatt_jax.data.media.vision import QwenPatches, SquarePatches
 from yatt_jax.errors import InputError
 
-
-@dataclasses.dataclass(frozen=True)
-class Tokens:
-    """Names of the tokens of a family, where the tokenizer has no attribute of its own for them."""
-
-    image: str = ""
-    audio: str = ""
-    video: str = ""
-
-
-_TOKENS: Mapping[str, Tokens] = {
-    "qwen2_5_vl": Tokens(image="<|image_pad|>", video="<|video_pad|>"),
-    "qwen2_audio": Tokens(audio="<|AUDIO|>"),
-    "qwen2_5_omni": Tokens(image="<|IMAGE|>", audio="<|AUDIO|>", video="<|VIDEO|>"),
-    "gemma3": Tokens(image="<image_soft_token>"),
+# The special tokens of each family under the names that tokenizers and chat templates know them by. A tokenizer that
+# has such a name may say another token.
+_TOKENS: Mapping[str, Mapping[str, str]] = {
+    "qwen2_5_vl": {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+    },
+    "qwen2_audio": {
+        "audio_token": "<|AUDIO|>",
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+    },
+    "qwen2_5_omni": {
+        "image_token": "<|IMAGE|>",
+        "audio_token": "<|AUDIO|>",
+        "video_token": "<|VIDEO|>",
+        "vision_bos_token": "<|vision_bos|>",
+        "vision_eos_token": "<|vision_eos|>",
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+    },
+    "gemma3": {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    },
 }
 FAMILIES = tuple(_TOKENS)
+
+
+def with_tokens(tokenizer: PreTrainedTokenizerFast, family: str) -> PreTrainedTokenizerFast:
+    """A new tokenizer for a model from scratch: the given one, with the special tokens of a family after its own.
+
+    Chat templates write them by name, as ``{{ image_token }}``.
+
+    Args:
+      tokenizer: not changed; of its settings the padding and end tokens and the template are taken over.
+      family: one of ``FAMILIES``.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        pad_token=tokenizer.pad_token,
+        eos_token=tokenizer.eos_token,
+        chat_template=tokenizer.chat_template,
+        extra_special_tokens=dict(_TOKENS[family]),
+    )
 
 
 def build_processor(
@@ -64,17 +95,10 @@ def build_processor(
     """
     if family not in _TOKENS:
         raise InputError(f"model family {family!r} reads no media; those that do: {', '.join(FAMILIES)}")
-    names = _TOKENS[family]
-    places: dict[str, int] = {}
-    for kind, name in (("image", names.image), ("audio", names.audio), ("video", names.video)):
-        if name:
-            places[kind] = _token(tokenizer, getattr(tokenizer, f"{kind}_token", None) or name, family)
+    tokens = {name: _token(tokenizer, name, family) for name in _TOKENS[family]}
+    places = {kind: tokens[f"{kind}_token"] for kind in KINDS if f"{kind}_token" in tokens}
     if family == "gemma3":
-        begin, end = (getattr(tokenizer, f"{which}_token", None) for which in ("boi", "eoi"))
-        begin, end = begin or "<start_of_image>", end or "<end_of_image>"
-        for name in (begin, end):
-            _token(tokenizer, name, family)
-        soft = tokenizer.convert_ids_to_tokens(places["image"])
+        soft, begin, end = (str(tokenizer.convert_ids_to_tokens(tokens[name])) for name in _TOKENS[family])
         return MediaProcessor(
             places,
             limits,
@@ -88,18 +112,19 @@ def build_processor(
 
 
 def _token(tokenizer: PreTrainedTokenizerFast, name: str, family: str) -> int:
-    """Id of a placeholder token.
+    """Id of a special token.
 
     Raises:
       InputError: the tokenizer does not have it.
     """
+    token = str(getattr(tokenizer, name, None) or _TOKENS[family][name])
     vocabulary = tokenizer.get_added_vocab()
-    if name not in vocabulary:
+    if token not in vocabulary:
         raise InputError(
-            f"the tokenizer has no special token {name!r}, which {family} puts media in the place of; add it to the "
+            f"the tokenizer has no special token {token!r} ({name}), and {family} needs it for media; add it to the "
             f"tokenizer"
         )
-    return vocabulary[name]
+    return vocabulary[token]
 
 
 def load_processor(
@@ -130,13 +155,12 @@ def load_processor(
     image = nested.get("image_processor") or flat
     video = nested.get("video_processor") or _read(folder / "video_preprocessor_config.json") or flat
     audio = nested.get("feature_extractor") or flat
-    names = _TOKENS[family]
-    if not (image if names.image else audio):
+    if not (image if "image_token" in _TOKENS[family] else audio):
         raise InputError(
             f"{folder}: a {family} model without preprocessor_config.json, which says how its media are prepared"
         )
     vision = config.get("vision_config") or {}
-    return build_processor(
+    processor = build_processor(
         family,
         tokenizer,
         limits,
@@ -146,6 +170,15 @@ def load_processor(
         image_tokens=int(config.get("mm_tokens_per_image", 256)),
         patch=int(vision.get("patch_size", 14)),
     )
+    told = config.get("thinker_config") or config
+    for kind, token in processor.places.items():
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            if told.get(name) not in (None, token):
+                raise InputError(
+                    f"{folder}: config.json says {name} = {told[name]}, and the tokenizer has the {kind} token at "
+                    f"{token}; they belong to different models"
+                )
+    return processor
 
 
 def _read(file: Path) -> dict[str, Any]:
