@@ -38,7 +38,7 @@ def record(levels: np.ndarray, digit: int) -> dict[str, Any]:
 
 def main() -> None:
     """Writes the files beside this one."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
 
     data: Any = load_digits()
     rows = [json.dumps(record(*row)) + "\n" for row in zip(data.images, data.target.tolist(), strict=True)]

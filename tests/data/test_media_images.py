@@ -144,6 +144,13 @@ def test_other_animations():
         decode_animation(animation("GIF"), WHERE, MediaConfig(max_frames=2))
     with pytest.raises(DataError, match=r"cut off or damaged"):
         decode_animation(animation("PNG")[:-2000], WHERE, LIMITS)
+    with pytest.raises(DataError, match=r"3,600 pixels in 3 frames, and data.media.max_pixels is 3,599"):
+        decode_animation(animation("GIF"), WHERE, MediaConfig(max_pixels=3599))
+    bomb = bytearray(animation("GIF"))
+    second = bomb.index(b"\x2c", bomb.index(b"\x21\xf9", bomb.index(b"\x21\xf9") + 8))
+    bomb[second + 1 : second + 9] = b"\xff" * 8  # the second frame says that it is 65,535 pixels wide and high
+    with pytest.raises(DataError, match=rf"^{WHERE}: .*damaged: .*(exceeds limit|bomb)"):
+        decode_animation(bytes(bomb), WHERE, LIMITS)
     with pytest.raises(DataError, match=r"a film .* is not read; save its frames"):
         decode_animation(b"\0\0\0\x20ftypisom" + bytes(50), WHERE, LIMITS)
 

@@ -236,6 +236,18 @@ def test_previews():
     assert (mime, getattr(moving, "n_frames", 1), moving.size) == ("image/webp", 3, (128, 85))
 
 
+def test_limits_of_videos():
+    frames = [saved(picture(24, 16, seed)) for seed in range(3)]
+    exact = processor_of("qwen2_5_vl", max_frames=3, max_pixels=3 * 24 * 16)
+    assert exact.item(source("video", frames)).grid == (2, 4, 6)
+    with pytest.raises(DataError, match=r"p.jsonl:video, video: 3 frames, and data.media.max_frames is 2"):
+        processor_of("qwen2_5_vl", max_frames=2).item(source("video", frames))
+    with pytest.raises(DataError, match=r"1,152 pixels in 3 frames, and data.media.max_pixels is 1,151"):
+        processor_of("qwen2_5_vl", max_pixels=1151).item(source("video", frames))
+    with pytest.raises(DataError, match=r"video, frame 2 \(image in the record\): neither PNG"):
+        exact.item(source("video", [frames[0], b"broken"]))
+
+
 def test_what_a_family_does_not_read():
     for family, kind in (("qwen2_audio", "image"), ("gemma3", "video"), ("qwen2_5_vl", "audio")):
         with pytest.raises(DataError, match=rf"p.jsonl:{kind}, {kind}: the model reads no {kind}"):

@@ -15,6 +15,8 @@ from yatt_jax.data.config import DataError
 from yatt_jax.errors import InputError
 
 _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC")
+# Other files never reach the decoders of other formats.
+_BEGINNINGS = (b"RIFF", b"RF64", b"fLaC")
 _CHANNELS = 8
 _RATES = (1_000, 384_000)
 
@@ -45,14 +47,16 @@ def decode_audio(content: bytes, place: str, longest: Longest, rate: int) -> Flo
       DataError: neither WAV nor FLAC, too long, cut off, damaged, without samples, or with samples that are no numbers.
     """
     soundfile = _soundfile()
+    if not content.startswith(_BEGINNINGS):
+        raise DataError(f"{place}: neither WAV nor FLAC by its content{_seen(content)}")
     _check_wav(content, place, longest)
     try:
         file = soundfile.SoundFile(io.BytesIO(content))
     except (soundfile.SoundFileError, RuntimeError, OSError) as error:
-        raise DataError(f"{place}: neither WAV nor FLAC by its content, or damaged: {error}") from error
+        raise DataError(f"{place}: damaged: {error}") from error
     with file:
         if file.format not in _FORMATS:
-            raise DataError(f"{place}: {file.format} audio is not read; convert it to WAV or FLAC")
+            raise DataError(f"{place}: neither WAV nor FLAC, but {file.format}; convert it")
         low, high = _RATES
         if not low <= file.samplerate <= high or not 1 <= file.channels <= _CHANNELS:
             raise DataError(
@@ -122,6 +126,23 @@ def _check_wav(content: bytes, place: str, longest: Longest) -> None:
             return
         at += 8 + size + size % 2
     raise DataError(f"{place}: cut off: a WAV file without samples")
+
+
+def _seen(content: bytes) -> str:
+    """What a file looks like, for a message."""
+    known = {
+        b"OggS": "Ogg",
+        b"FORM": "AIFF",
+        b"ID3": "MP3",
+        b"\xff\xfb": "MP3",
+        b"\xff\xf3": "MP3",
+        b"\x89PNG": "a PNG image",
+        b"\xff\xd8\xff": "a JPEG image",
+        b"version https://git-lfs": "a Git LFS pointer; fetch the file itself",
+    }
+    if content[4:8] == b"ftyp":
+        return "; it looks like MP4; convert it"
+    return next((f"; it looks like {what}" for start, what in known.items() if content.startswith(start)), "")
 
 
 def _soundfile() -> Any:

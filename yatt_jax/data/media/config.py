@@ -13,7 +13,8 @@ class MediaConfig:
     """Limits on media, and where they may come from. What exceeds one is an error of its record.
 
     Attributes:
-      max_pixels: most pixels of an image or a video frame as stored, read in its header before it is decoded.
+      max_pixels: most pixels of an image as stored, read in its header before it is decoded, and of all frames of a
+        video together.
       max_seconds: longest audio, read in its header before it is decoded. A model may take less.
       max_frames: most frames of a video.
       max_bytes: largest file, base64 text or download.

@@ -59,7 +59,7 @@ def decode_image(content: bytes, place: str, limits: MediaConfig) -> Image.Image
       DataError: see ``open_image``; data that is cut off or damaged; or an animation.
     """
     image = open_image(content, place, limits)
-    frames = getattr(image, "n_frames", 1)
+    frames = _frames(image, place)
     if frames > 1 and image.format in _MOVING:
         raise DataError(
             f"{place}: an animation of {frames} frames where an image is expected; save one frame of it, or give the "
@@ -72,26 +72,46 @@ def decode_animation(content: bytes, place: str, limits: MediaConfig) -> tuple[l
     """The frames of an animated PNG, WebP or GIF in RGB, and how many are a second if the file says so.
 
     Raises:
-      DataError: see ``open_image``; more frames than ``max_frames``; or damaged data.
+      DataError: see ``open_image``; more frames than ``max_frames``, or more pixels in all of them than ``max_pixels``;
+        or damaged data.
     """
     if content[4:8] == b"ftyp" or content[:4] == b"\x1a\x45\xdf\xa3":
         raise DataError(
             f"{place}: a film (MP4, MOV, WebM or MKV), which is not read; save its frames as images and give their list"
         )
     image = open_image(content, place, limits, _MOVING)
-    count = getattr(image, "n_frames", 1)
-    if count > limits.max_frames:
-        raise DataError(f"{place}: {count} frames, and data.media.max_frames is {limits.max_frames}")
+    count = _frames(image, place)
+    check_frames(count, count * image.size[0] * image.size[1], place, limits)
     frames, times = [], []
     for i in range(count):
         try:
             image.seek(i)
             # A copy: the next frame is drawn over this one.
             frames.append(_to_rgb(image.copy(), place))
-        except (OSError, EOFError, SyntaxError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # a damaged frame can raise anything
             raise DataError(f"{place}: frame {i + 1} of {count} is cut off or damaged: {error}") from error
         times.append(float(image.info.get("duration", 0) or 0))
     return frames, 1000 * count / sum(times) if sum(times) > 0 else None
+
+
+def check_frames(count: int, pixels: int, place: str, limits: MediaConfig) -> None:
+    """Raises ``DataError`` for a video of too many frames, or too many pixels in all of them."""
+    if count > limits.max_frames:
+        raise DataError(f"{place}: {count} frames, and data.media.max_frames is {limits.max_frames}")
+    if pixels > limits.max_pixels:
+        raise DataError(
+            f"{place}: {pixels:,} pixels in {count} frames, and data.media.max_pixels is {limits.max_pixels:,}"
+        )
+
+
+def _frames(image: Image.Image, place: str) -> int:
+    """How many frames a file has; telling them may read all of it."""
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception as error:  # a damaged frame can raise anything
+        raise DataError(f"{place}: damaged: {error}") from error
 
 
 def _to_rgb(image: Image.Image, place: str) -> Image.Image:

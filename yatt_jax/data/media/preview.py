@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from yatt_jax.data.config import DataError
 from yatt_jax.data.media.audio import Longest, decode_audio, encode_flac
 from yatt_jax.data.media.config import MediaConfig
 from yatt_jax.data.media.fetch import fetch
-from yatt_jax.data.media.images import decode_animation, decode_image
+from yatt_jax.data.media.images import check_frames, decode_animation, decode_image
 from yatt_jax.data.media.sources import Source
 
 FPS = 2.0  # of videos that do not say, as the processors of these families assume
@@ -25,11 +24,13 @@ def read_video(source: Source, limits: MediaConfig) -> tuple[list[Any], float]:
       DataError: see ``MediaProcessor.item``.
     """
     if isinstance(source.value, tuple):
-        if len(source.value) > limits.max_frames:
-            raise DataError(
-                f"{source.where}: {len(source.value)} frames, and data.media.max_frames is {limits.max_frames}"
-            )
-        frames = [decode_image(fetch(frame, limits), frame.place, limits) for frame in source.value]
+        frames: list[Any] = []
+        pixels = 0
+        check_frames(len(source.value), pixels, source.where, limits)
+        for frame in source.value:
+            frames.append(decode_image(fetch(frame, limits), frame.place, limits))
+            pixels += frames[-1].size[0] * frames[-1].size[1]
+            check_frames(len(source.value), pixels, source.where, limits)
         return frames, source.fps or FPS
     frames, fps = decode_animation(fetch(source, limits), source.place, limits)
     return frames, source.fps or fps or FPS
