@@ -357,8 +357,8 @@ class Prompt:
     Attributes:
       messages: chat turns ``{"role", "content"}``; empty when the record held plain text. A content is a string or,
         where there are media in it, a list of parts ``{"type", ...}``.
-      text: the rendered prompt, exactly what was tokenized.
-      tokens: its ids.
+      text: the rendered prompt, exactly what was tokenized, with one placeholder for each medium.
+      tokens: its ids, with as many placeholders as the media have features.
       columns: every further column of the record, for the reward.
       source: "file:line" of the record, for messages.
       index: number of the record in its data set.

@@ -24,6 +24,9 @@ def test_ladders():
     assert Ladder.up_to(1000, rungs=2, ratio=2, align=64).sizes == (512, 1024)
     assert Ladder.up_to(3, rungs=4).sizes == (1, 3)
     assert Ladder.up_to(4, align=4).sizes == (4,)
+    assert [Ladder((4, 16)).size(n) for n in (0, 1, 4, 5, 16)] == [4, 4, 4, 16, 16]
+    with pytest.raises(ValueError, match="17 places, and the largest pack has 16"):
+        Ladder((4, 16)).size(17)
     for sizes, align in (((), 1), ((4, 4), 1), ((8, 4), 1), ((4, 6), 4), ((4,), 0), ((0, 4), 1)):
         with pytest.raises(ValueError, match="expected"):
             Ladder(sizes, align)
@@ -41,7 +44,7 @@ def test_every_item_is_in_one_pack_that_holds_it():
             assert used <= size
             assert size == min(s for s in ladder.sizes if s >= used)
     assert plan([], ladder) == []
-    with pytest.raises(ValueError, match="an item of 1025 places, and the largest pack has 1024"):
+    with pytest.raises(ValueError, match="1028 places, and the largest pack has 1024"):
         plan([3, 1025], ladder)
 
 

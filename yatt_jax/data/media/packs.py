@@ -48,6 +48,16 @@ class Ladder:
         sizes = {-(-max(largest // ratio**i, 1) // align) * align for i in range(rungs)}
         return cls(tuple(sorted(sizes)), align)
 
+    def size(self, places: int) -> int:
+        """The smallest size with so many places.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if places > self.sizes[-1]:
+            raise ValueError(f"{places} places, and the largest pack has {self.sizes[-1]}")
+        return min(size for size in self.sizes if size >= places)
+
 
 @dataclasses.dataclass(frozen=True)
 class Pack:
@@ -79,14 +89,10 @@ def plan(lengths: Sequence[int], ladder: Ladder) -> list[tuple[int, list[int]]]:
     Raises:
       ValueError: an item larger than the largest size.
     """
-    if not lengths:
-        return []
-    most, align = ladder.sizes[-1], ladder.align
-    if max(lengths) > most:
-        raise ValueError(f"an item of {max(lengths)} places, and the largest pack has {most}")
-    room = [-(-length // align) * align for length in lengths]
-    packs = first_fit_decreasing(room, most)
-    return [(min(s for s in ladder.sizes if s >= sum(room[i] for i in members)), members) for members in packs]
+    room = [-(-length // ladder.align) * ladder.align for length in lengths]
+    ladder.size(max(room, default=0))
+    packs = first_fit_decreasing(room, ladder.sizes[-1])
+    return [(ladder.size(sum(room[i] for i in members)), members) for members in packs]
 
 
 def fill(items: Sequence[MediaItem], ladder: Ladder) -> list[Pack]:
