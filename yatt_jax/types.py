@@ -11,10 +11,11 @@ leading axes, written ``*B``, so a preference pair is a row of shape ``[B, 2, T]
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import jax
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 Params: TypeAlias = Any  # nested dict of arrays
@@ -316,16 +317,52 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
+class MediaItem:
+    """One image, audio or video, as its tower reads it (host side). It stays with the controller that read it.
+
+    Attributes:
+      kind: what it is.
+      grid: of patches in time, height and width; of audio ``(1, 1, frames)``, the frames that are not silence after it.
+      tokens: features that the tower makes of it, and places that it takes in a text.
+      seconds: of a video, from one step of the grid in time to the next; 0 otherwise.
+      digest: the same for two items with the same values.
+      load: makes the values anew.
+      preview: makes a small copy for reports, as its MIME type and bytes.
+      kept: the values; None where they are made each time.
+    """
+
+    kind: Literal["image", "audio", "video"]
+    grid: tuple[int, int, int]
+    tokens: int
+    seconds: float
+    digest: str
+    load: Callable[[], Float[np.ndarray, "P F"]] = dataclasses.field(repr=False, compare=False)
+    preview: Callable[[], tuple[str, bytes]] = dataclasses.field(repr=False, compare=False)
+    kept: Float[np.ndarray, "P F"] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def values(self) -> Float[np.ndarray, "P F"]:
+        """Of an image or video its patches in the order of the tower; of audio its frames, and a few of silence."""
+        return self.load() if self.kept is None else self.kept
+
+    def light(self) -> MediaItem:
+        """The item without its values, for what is kept long and read seldom."""
+        return dataclasses.replace(self, kept=None)
+
+
+@dataclasses.dataclass(frozen=True)
 class Prompt:
     """A prompt record after reading (host side).
 
     Attributes:
-      messages: chat turns ``{"role", "content"}``; empty when the record held plain text.
-      text: the rendered prompt, exactly what was tokenized.
-      tokens: its ids.
+      messages: chat turns ``{"role", "content"}``; empty when the record held plain text. A content is a string or,
+        where there are media in it, a list of parts ``{"type", ...}``.
+      text: the rendered prompt, exactly what was tokenized, with one placeholder for each medium.
+      tokens: its ids, with as many placeholders as the media have features.
       columns: every further column of the record, for the reward.
       source: "file:line" of the record, for messages.
       index: number of the record in its data set.
+      media: images, audios and videos in the order of their places in ``tokens``.
     """
 
     messages: list[dict[str, Any]]
@@ -334,6 +371,12 @@ class Prompt:
     columns: Mapping[str, Any]
     source: str
     index: int
+    media: tuple[MediaItem, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """The same for two prompts that ask the same: text and media."""
+        return "\0".join([self.text, *(item.digest for item in self.media)])
 
 
 @dataclasses.dataclass(frozen=True)

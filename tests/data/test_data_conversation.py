@@ -80,10 +80,10 @@ def test_parts_and_tool_calls():
         ),
         ({"prompt": [turn("user", None)]}, r'turn 1: expected a string or a list of parts under "content", found null'),
         (
-            {"prompt": [turn("user", [{"type": "text", "text": "a"}, {"type": "image", "image": "x.png"}])]},
-            r'turn 1, part 2: found a part of type "image"; only',
+            {"prompt": [turn("user", [{"type": "text", "text": "a"}, {"type": "file", "file": "x.png"}])]},
+            r'turn 1, part 2: found a part of type "file"; expected',
         ),
-        ({"prompt": [turn("user", ["a"])]}, r"turn 1, part 1: found a string; only"),
+        ({"prompt": [turn("user", ["a"])]}, r"turn 1, part 1: found a string; expected"),
         ({"prompt": [turn("user", [{"type": "text"}])]}, r'turn 1, part 1: expected a string under "text", found null'),
     ],
 )

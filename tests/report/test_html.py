@@ -22,7 +22,7 @@ from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, RunDirError
 from yatt_jax.report.samples import SampleLog
 from yatt_jax.report.times import wall_seconds
-from yatt_jax.types import Prompt, Sample
+from yatt_jax.types import MediaItem, Prompt, Sample
 
 ATTACK = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\" ' &amp; </textarea>"
 VOID = {"meta", "img", "br", "hr", "input", "link"}
@@ -179,6 +179,37 @@ def test_one_evaluation_only_is_shown_as_such(tmp_path: Path) -> None:
     SampleLog(run).write(0, "eval", rows, np.array([1.0]), {"r": np.array([1.0])})
     words = Reader(page([read_run(tmp_path)])).words
     assert "Held-out prompts were answered once, at step 0. why? reward 1 because" in words
+
+
+def test_media_are_shown_and_played(tmp_path: Path) -> None:
+    run = RunDir.open(tmp_path)
+    copies = {"image": ("image/webp", b"picture"), "audio": ("audio/flac", b"talk")}
+    items = tuple(
+        MediaItem(kind, (1, 1, 1), 1, 0.0, f"{i}f", lambda: np.zeros((1, 1)), lambda kind=kind: copies[kind])  # type: ignore[arg-type]
+        for i, kind in enumerate(copies)
+    )
+    rows = [Sample(Prompt([], "why?", [1], {}, "", i, items), "because", [1], "stop", i, i) for i in range(2)]
+    log = SampleLog(run)
+    for step in (0, 1):
+        log.write(step, "eval", rows, np.zeros(2), {"r": np.zeros(2)})
+        log.write(step, "train", rows, np.zeros(2), {"r": np.zeros(2)})
+    text = page([read_run(tmp_path)])
+    Reader(text)
+    image = '<img alt="image" src="data:image/webp;base64,cGljdHVyZQ==">'
+    audio = '<audio controls preload="none" src="data:audio/flac;base64,dGFsaw=="></audio>'
+    assert text.count(f'<div class="media">{image}{audio}</div>') == 4  # two pairs, and two rows of the table
+    # What is gone, or named so that it leads elsewhere, is named by its kind.
+    (tmp_path / "media" / "0f.webp").unlink()
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        for entry in ('{"kind": "<b>", "file": "media/../secret.png"}', '{"kind": 7, "file": 7}', "[]"):
+            record = {"step": 2, "split": "train", "completion": "x", "media": "MEDIA"}
+            file.write(json.dumps(record).replace('"MEDIA"', f"[{entry}]") + "\n")
+    text = page([read_run(tmp_path)])
+    Reader(text)
+    assert text.count(f'<div class="media"><span class="soft small">[image]</span>{audio}</div>') == 2
+    assert '<span class="soft small">[&lt;b&gt;]</span>' in text
+    assert "c2VjcmV0" not in text
 
 
 @pytest.mark.parametrize("content", [{}, {"config.json": "{"}, {"metrics.jsonl": '{"step": 1, "a/b": null}\n{"st'}])

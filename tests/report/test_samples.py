@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from yatt_jax.errors import InputError
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.samples import SampleLog, pairs, pick, short
-from yatt_jax.types import Prompt, Sample
+from yatt_jax.types import MediaItem, Prompt, Sample
 
 
 def sample(index: int, completion: str = "ok", messages: list | None = None) -> Sample:
@@ -116,3 +118,45 @@ def test_pairs_join_the_first_and_the_last_evaluation_by_prompt() -> None:
     ]
     assert pairs(rows[:2]) == []
     assert pairs([]) == []
+
+
+def item(digest: str, kind: str = "image", mime: str = "image/png", calls: list | None = None) -> MediaItem:
+    def preview() -> tuple[str, bytes]:
+        if calls is not None:
+            calls.append(digest)
+        if mime == "gone":
+            raise InputError("no such file")
+        return mime, digest.encode()
+
+    return MediaItem(kind, (1, 1, 1), 1, 0.0, digest, lambda: np.zeros((1, 1)), preview)  # type: ignore[arg-type]
+
+
+def with_media(index: int, *media: MediaItem) -> Sample:
+    made = sample(index)
+    return dataclasses.replace(made, prompt=dataclasses.replace(made.prompt, media=media))
+
+
+def test_copies_of_media_are_kept_once(tmp_path: Path) -> None:
+    run, zeros, calls = RunDir.open(tmp_path), np.zeros(3), []
+    log = SampleLog(run)
+    picture, talk, gone = item("a1", calls=calls), item("b2", "audio", "audio/flac", calls), item("c3", mime="gone")
+    rows = [with_media(0, picture, talk), with_media(1, picture), with_media(2, gone)]
+    records = log.write(0, "eval", rows, zeros, {})
+    assert [record.get("media") for record in records] == [
+        [{"kind": "image", "file": "media/a1.png"}, {"kind": "audio", "file": "media/b2.flac"}],
+        [{"kind": "image", "file": "media/a1.png"}],
+        [{"kind": "image"}],
+    ]
+    assert (tmp_path / "media" / "b2.flac").read_bytes() == b"b2"
+    log.write(5, "eval", rows, zeros, {})
+    assert calls == ["a1", "b2"]
+    assert "media" not in log.write(5, "eval", [sample(4)], zeros[:1], {})[0]
+
+
+def test_of_training_media_the_last_step_is_kept(tmp_path: Path) -> None:
+    log, zeros = SampleLog(RunDir.open(tmp_path, 1, 2)), np.zeros(2)
+    log.write(0, "eval", [with_media(0, item("e0")), with_media(1, item("e1"))], zeros, {})
+    for step in range(3):
+        rows = [with_media(0, item(f"{step}a")), with_media(1, item("e1"))]
+        log.write(step, "train", rows, zeros, {})
+    assert sorted(p.name for p in (tmp_path / "media.1").iterdir()) == ["2a.png", "e0.png", "e1.png"]

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from yatt_jax.data.attributes import MISSING
-from yatt_jax.data.documents import Document, Encoded
+from yatt_jax.data.encoded import Document, Encoded
 from yatt_jax.data.examples import Pair, Rated, Steps, Teacher, Unpaired
 from yatt_jax.data.formats import Kind
 from yatt_jax.rollout.assemble import padded_length
-from yatt_jax.types import Inputs, LabelRows, PairRows, StepRows, TextRows, TopK, TopKRows, UnpairedRows
+from yatt_jax.types import Inputs, LabelRows, MediaItem, PairRows, StepRows, TextRows, TopK, TopKRows, UnpairedRows
 
 Rows: TypeAlias = TextRows | PairRows | UnpairedRows | LabelRows | StepRows | TopKRows
 
@@ -46,6 +46,23 @@ class Draw:
         """Rows, and tokens that they are padded to. Processes that share a step agree on the largest of each."""
         longest = max((sum(map(len, row)) for row in self.rows), default=1)
         return len(self.rows), padded_length(longest)
+
+    def media(self, rows: int | None = None) -> list[list[MediaItem]]:
+        """The media of each sequence of the arrays, in the order of their places in it.
+
+        Args:
+          rows: as for ``collate``; those of weight 0 have none.
+
+        Returns:
+          A list for each row, or, where rows have two sequences, for each of these: ``[2 b, 2 b + 1]`` are of row b.
+        """
+        two = self.kind in (PairRows, UnpairedRows)
+        empty: list[list[Encoded]] = [[] for _ in range((rows or self.shape[0]) - len(self.rows))]
+        found: list[list[MediaItem]] = []
+        for row in [*self.rows, *empty]:
+            for i in (0, 1) if two else (0,):
+                found.append([item for encoded in row for item in encoded.documents[i].media])
+        return found
 
     def padding(self, rows: int | None = None, length: int | None = None) -> tuple[int, int]:
         """Token places without a token, and all token places, to be added over processes and steps."""

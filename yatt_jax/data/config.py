@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from yatt_jax.data.media.config import MediaConfig
 from yatt_jax.errors import InputError
 
 
@@ -61,7 +62,9 @@ class DataConfig:
       template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
       on_error: what a record that does not fit does: "raise" stops, "skip" draws another in its place and counts it.
       check_rows: rows of each source that are read and checked before a run starts, so that a bad record stops it then
-        and not hours later; later rows are checked as they are drawn.
+        and not hours later; later rows are checked as they are drawn. Media are only looked for, and decoded when
+        their row is drawn.
+      media: limits on images, audio and video, and where they may come from.
     """
 
     train: tuple[SourceConfig, ...] = ()
@@ -75,6 +78,7 @@ class DataConfig:
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     on_error: Literal["raise", "skip"] = "raise"
     check_rows: int = 100_000
+    media: MediaConfig = MediaConfig()
 
     def __post_init__(self) -> None:
         for name, least in (("holdout", 0), ("max_prompt_tokens", 1), ("check_rows", 0)):

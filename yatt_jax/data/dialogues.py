@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from yatt_jax.data.config import DataError
-from yatt_jax.data.conversation import Turn, parse_turn
+from yatt_jax.data.conversation import Turn, media_of, parse_turn
 from yatt_jax.data.examples import Chat, Plain, Reading, Text
 from yatt_jax.data.records import Record, json_type
 
@@ -64,7 +64,7 @@ def turns_field(record: Record, name: str) -> list[Turn]:
         raise DataError(f"{field(record, name)}: expected a list of turns, found {json_type(value)}")
     if not value:
         raise DataError(f"{field(record, name)}: holds no turn")
-    return [parse_turn(turn, f"{field(record, name)}, turn {i + 1}") for i, turn in enumerate(value)]
+    return [parse_turn(turn, f"{field(record, name)}, turn {i + 1}", record.folder) for i, turn in enumerate(value)]
 
 
 def answered(record: Record, prompt: str, answer: str, *, wrap: bool) -> Text:
@@ -116,7 +116,14 @@ def answer_turns(record: Record, name: str, before: Sequence[Turn], after: Seque
     if not any(learn):
         roles = ", ".join(turn["role"] for turn in after) or "none"
         raise DataError(f"{field(record, name)}: no turn of the assistant's to learn (roles: {roles})")
+    for turn, learned in zip([*before, *after], learn, strict=True):
+        if learned and (media := media_of([turn])):
+            raise DataError(f"{media[0].where}: {_a(media[0].kind)} in an answer, which models of text cannot learn")
     return Chat([*before, *after], learn, record.source)
+
+
+def _a(kind: str) -> str:
+    return f"{'a' if kind == 'video' else 'an'} {kind}"
 
 
 def messages(record: Record, how: Reading) -> Chat:

@@ -8,67 +8,25 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.data.attributes import MISSING
 from yatt_jax.data.config import DataError
+from yatt_jax.data.conversation import media_of
+from yatt_jax.data.encoded import Document, Encoded
 from yatt_jax.data.examples import Chat, Example, Pair, Plain, Rated, Reading, Steps, Teacher, Text, Unpaired
 from yatt_jax.data.formats import Kind, Parser
+from yatt_jax.data.media.places import expand, find_spans
+from yatt_jax.data.media.processor import MediaProcessor, check_sources
+from yatt_jax.data.media.sources import Source
 from yatt_jax.data.offline_config import OfflineConfig
 from yatt_jax.data.order import Rows as Selection
 from yatt_jax.data.records import Record, Table
 from yatt_jax.data.spans import Rendered, Renderer
 from yatt_jax.data.tokenizer import raw_prefix, stop_token_ids
 from yatt_jax.errors import InputError
-from yatt_jax.types import TextRows
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """A sequence of tokens.
-
-    Attributes:
-      tokens: ids.
-      mask: which of them are learned; never the first, which nothing predicts.
-      steps: indices of the last token of each rated step.
-    """
-
-    tokens: Int[np.ndarray, "T"]
-    mask: Bool[np.ndarray, "T"]
-    steps: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def prompt(self) -> Int[np.ndarray, "t"]:
-        """The tokens before the first learned one; all of them where none is learned."""
-        return self.tokens[: int(np.argmax(self.mask))] if self.mask.any() else self.tokens
-
-    def cut(self, limit: int) -> Document:
-        """Its first ``limit`` tokens."""
-        steps = tuple(at for at in self.steps if at < limit)
-        return dataclasses.replace(self, tokens=self.tokens[:limit], mask=self.mask[:limit], steps=steps)
-
-
-@dataclasses.dataclass(frozen=True)
-class Encoded:
-    """An example as tokens.
-
-    Attributes:
-      example: what was read.
-      documents: its sequence; of a pair the chosen and the rejected one.
-      index: number of the record in its data set.
-    """
-
-    example: Example
-    documents: tuple[Document, ...]
-    index: int
-
-    def __len__(self) -> int:
-        return max(map(len, self.documents))
-
+from yatt_jax.types import MediaItem, TextRows
 
 Fault: TypeAlias = Literal["", "malformed", "overlong", "cut", "tie"]
 
@@ -100,6 +58,7 @@ class Encoder:
       tokenizer: the model's.
       kind: the kind of rows that is wanted.
       needs_gap: whether each pair must say by how much the chosen answer is better.
+      media: reads the model's media; None for a model of text.
 
     Raises:
       DataError: an empty template file.
@@ -107,9 +66,15 @@ class Encoder:
     """
 
     def __init__(
-        self, config: OfflineConfig, tokenizer: PreTrainedTokenizerFast, kind: Kind, *, needs_gap: bool = False
+        self,
+        config: OfflineConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        kind: Kind,
+        *,
+        needs_gap: bool = False,
+        media: MediaProcessor | None = None,
     ) -> None:
-        self._config, self._tokenizer, self._needs_gap = config, tokenizer, needs_gap
+        self._config, self._tokenizer, self._needs_gap, self._media = config, tokenizer, needs_gap, media
         self._all = config.learn == "all"
         if self._all and kind is not TextRows:
             raise InputError(f"data.learn = 'all' is for texts to imitate; {kind.__name__} need 'answers'")
@@ -121,7 +86,11 @@ class Encoder:
         wrap = config.chat_template != "raw" and bool(tokenizer.chat_template)
         self._parser = Parser(kind, config.format, Reading(wrap, config.step_separator))
         self._renderer = Renderer(
-            tokenizer, prefix=raw_prefix(tokenizer), system=config.system, template_kwargs=config.template_kwargs
+            tokenizer,
+            prefix=raw_prefix(tokenizer),
+            system=config.system,
+            template_kwargs=config.template_kwargs,
+            media=media,
         )
         self._stops = np.array(stop_token_ids(tokenizer, template_kwargs=config.template_kwargs))
         self._width: tuple[int, str] | None = None
@@ -147,12 +116,14 @@ class Encoder:
         return self._parser.open(path)
 
     def parse(self, record: Record) -> Example:
-        """The example in a record, without rendering it.
+        """The example in a record, without rendering it or decoding its media.
 
         Raises:
-          DataError: the record does not fit.
+          DataError: the record does not fit, or names media that are not there or that the model does not read.
         """
         example = self._parser.parse(record)
+        for text in _texts(example):
+            check_sources(_media(text), self._media)
         if isinstance(example, Pair) and self._needs_gap and example.gap is None:
             raise DataError(
                 f"{record.source}: the loss reads by how much the chosen answer is better, and the record has neither "
@@ -169,14 +140,16 @@ class Encoder:
             raise DataError(f"{record.source}: {_width(example)} {what}, and {self._width[1]} has {self._width[0]}")
         return example
 
-    def read(self, records: Sequence[tuple[int, Record | DataError]]) -> list[Outcome]:
+    def read(self, records: Sequence[tuple[int, Record | DataError]], *, keep: bool = True) -> list[Outcome]:
         """Rows of records, in order.
 
         Args:
           records: number of the record in its data set, and the record or why it could not be read.
+          keep: whether media hold their values, or make them again when they are asked for.
         """
         outcomes: list[Outcome | None] = [None] * len(records)
         texts: list[Rendered] = []
+        media: list[Source] = []
         places: list[tuple[int, Example, int]] = []  # of the record, its example, and how many texts it has
         for place, (_, record) in enumerate(records):
             try:
@@ -188,14 +161,17 @@ class Encoder:
                 outcomes[place] = Outcome(None, "malformed", str(error))
                 continue
             texts += rendered
+            media += [source for text in _texts(example) for source in _media(text)]
             places.append((place, example, len(rendered)))
         encodings, at = self._tokenize(texts), 0
+        items = iter(self._media.items(media, keep=keep) if self._media else ())
         for place, example, count in places:
             own = slice(at, at + count)
             at += count
+            found = [[next(items) for _ in _media(text)] for text in _texts(example)]
             try:
-                pairs = zip(texts[own], encodings[own], strict=True)
-                documents = tuple(self._document(rendered, encoding, example) for rendered, encoding in pairs)
+                parts = zip(texts[own], encodings[own], found, strict=True)
+                documents = tuple(self._document(*part, example) for part in parts)
                 outcomes[place] = self._fit(example, documents, records[place][0])
             except DataError as error:
                 outcomes[place] = Outcome(None, "malformed", str(error))
@@ -226,12 +202,22 @@ class Encoder:
             for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True)
         ]
 
-    def _document(self, rendered: Rendered, encoding: _Encoding | str, example: Example) -> Document:
+    def _document(
+        self,
+        rendered: Rendered,
+        encoding: _Encoding | str,
+        media: Sequence[MediaItem | DataError],
+        example: Example,
+    ) -> Document:
         if isinstance(encoding, str):
             raise DataError(f"{rendered.source}: {encoding}")
         tokens, offsets = encoding
         if not len(tokens):
             raise DataError(f"{rendered.source}: the text has no tokens")
+        items, places = _whole(media), []
+        if self._media:
+            tokens, origin = expand(tokens, items, self._media.places, rendered.source)
+            offsets, places = offsets[origin], find_spans(tokens, items, self._media.places, rendered.source)
         mask = np.full(len(tokens), self._all)
         for span in rendered.spans:
             mask[self._learned(rendered.text, span, tokens, offsets)] = True
@@ -240,8 +226,10 @@ class Encoder:
             end: Any = self._tokenizer.eos_token_id
             tokens, mask = np.append(tokens, np.int32(end)), np.append(mask, learned)
         mask[0] = False
+        for place in places:
+            mask[place.first : place.end] = False
         steps = _step_ends(example, rendered, offsets) if isinstance(example, Steps) else ()
-        return Document(tokens, mask, steps)
+        return Document(tokens, mask, steps, tuple(items), tuple(places))
 
     def _learned(self, text: str, span: tuple[int, int], tokens: np.ndarray, offsets: np.ndarray) -> slice:
         """The tokens of a span, up to the one that ends the turn: what the template writes after it is no answer."""
@@ -297,6 +285,25 @@ def _texts(example: Example) -> tuple[Text, ...]:
             return (example,)
         case Teacher():
             return ()
+
+
+def _media(text: Text) -> list[Source]:
+    """Where the media of a text come from, in order."""
+    return media_of(text.turns) if isinstance(text, Chat) else []
+
+
+def _whole(media: Sequence[MediaItem | DataError]) -> list[MediaItem]:
+    """Media of which none is broken.
+
+    Raises:
+      DataError: one is.
+    """
+    items: list[MediaItem] = []
+    for item in media:
+        if isinstance(item, DataError):
+            raise item
+        items.append(item)
+    return items
 
 
 def _overlapping(offsets: np.ndarray, first: int, end: int) -> np.ndarray:

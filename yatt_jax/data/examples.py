@@ -29,7 +29,7 @@ class Chat:
     """Turns, to be rendered by the chat template.
 
     Attributes:
-      turns: ``{"role", "content"}`` with string contents.
+      turns: ``{"role", "content"}``, see ``conversation.parse_turn``.
       learn: of each turn, whether it is an answer to be learned.
       source: "file:line" of the record.
       labels: of each turn, the label that its text is conditioned on, "" for none; empty: none at all.

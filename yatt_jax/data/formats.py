@@ -130,7 +130,8 @@ class Parser:
         return format.parse(record, self._how)
 
     def _with_fields(self, record: Record) -> Record:
-        return Record({name: value for name, value in record.fields.items() if value is not None}, record.source)
+        fields = {name: value for name, value in record.fields.items() if value is not None}
+        return dataclasses.replace(record, fields=fields)
 
     def _format(self, record: Record) -> Format:
         present = {name for name, value in record.fields.items() if value is not None}

@@ -18,8 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.data.collate import Draw, Rows
 from yatt_jax.data.config import DataError
-from yatt_jax.data.documents import Encoded, Encoder, Outcome
+from yatt_jax.data.documents import Encoder, Outcome
+from yatt_jax.data.encoded import Encoded
 from yatt_jax.data.formats import Kind
+from yatt_jax.data.media.processor import MediaProcessor
 from yatt_jax.data.offline_config import OfflineConfig
 from yatt_jax.data.order import Row, endless_order, hold_out
 from yatt_jax.data.order import Rows as Selection
@@ -52,6 +54,7 @@ class OfflineSource:
       seed: of the order.
       process_index: which process this is.
       process_count: how many there are.
+      media: reads the model's media; None for a model of text.
 
     Raises:
       DataError: files that are missing, empty or malformed, records that do not fit, or a holdout that leaves nothing.
@@ -68,6 +71,7 @@ class OfflineSource:
         seed: int = 0,
         process_index: int = 0,
         process_count: int = 1,
+        media: MediaProcessor | None = None,
     ) -> None:
         if not config.train:
             raise DataError("data.train is empty: name at least one file of rows")
@@ -77,7 +81,7 @@ class OfflineSource:
             raise InputError(f"data.pack = {config.pack}: {kind.__name__} are not packed; set it to 0")
         self._config, self._kind, self._seed = config, kind, seed
         self._process, self._processes = process_index, process_count
-        self._encoder = Encoder(config, tokenizer, kind, needs_gap=needs_gap)
+        self._encoder = Encoder(config, tokenizer, kind, needs_gap=needs_gap, media=media)
         self._step, self._misses = 0, 0
         self._counts = dict.fromkeys(_MENDS, 0)
         self._said: set[str] = set()
@@ -100,7 +104,7 @@ class OfflineSource:
             self._check(rows)
         self._held_out: set[bytes] = set()
         if config.holdout:
-            found = self._encoder.read([self._evaluation.rows[i] for i in range(config.holdout)])
+            found = self._encoder.read([self._evaluation.rows[i] for i in range(config.holdout)], keep=False)
             self._held_out = {self._identity_of(outcome.row) for outcome in found if outcome.row}
         self._rows = endless_order(self._sources, [source.weight for source in config.train], config.shuffle, seed)
 
@@ -260,7 +264,8 @@ class OfflineSource:
         """What makes a row the same as one that is held out: its prompt, or all of it where there is none."""
         first = row.documents[0]
         by_prompt = self._kind not in (TextRows, TopKRows, LabelRows) and len(first.prompt) > 1
-        return (first.prompt if by_prompt else first.tokens).tobytes()
+        media = "".join(item.digest for item in first.media)
+        return (first.prompt if by_prompt else first.tokens).tobytes() + media.encode()
 
     def _usable(self, outcome: Outcome) -> bool:
         """Whether a row is trained on; counts it, and says it once, where something is amiss."""

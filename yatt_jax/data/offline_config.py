@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from yatt_jax.data.config import SourceConfig
+from yatt_jax.data.media.config import MediaConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,9 @@ class OfflineConfig:
       step_separator: what joins the steps of a record with rated steps.
       on_error: what a record that does not fit does: "raise" stops, "skip" leaves it out and counts it.
       check_rows: rows of each source that are read and checked before a run starts, so that a bad record stops it then
-        and not hours later; later rows are checked as they are drawn.
+        and not hours later; later rows are checked as they are drawn. Media are only looked for, and decoded when
+        their row is drawn.
+      media: limits on images, audio and video, and where they may come from.
     """
 
     train: tuple[SourceConfig, ...] = ()
@@ -69,6 +72,7 @@ class OfflineConfig:
     step_separator: str = "\n"
     on_error: Literal["raise", "skip"] = "raise"
     check_rows: int = 100_000
+    media: MediaConfig = MediaConfig()
 
     def __post_init__(self) -> None:
         for name, least in (("holdout", 0), ("batch", 1), ("max_tokens", 2), ("pack", 0), ("check_rows", 0)):

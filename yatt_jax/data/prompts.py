@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.data.config import DataConfig, DataError, SourceConfig
+from yatt_jax.data.media.processor import MediaProcessor
 from yatt_jax.data.order import Row, Rows, endless_order, hold_out, read_row
 from yatt_jax.data.reader import Outcome, PromptReader
 from yatt_jax.data.records import Joined, open_table
@@ -60,6 +61,7 @@ class PromptSource:
       seed: of the order.
       process_index: which process this is.
       process_count: how many there are.
+      media: reads the model's media; None for a model of text.
 
     Raises:
       DataError: files that are missing, empty or malformed, records that do not fit, or a holdout that leaves nothing.
@@ -74,6 +76,7 @@ class PromptSource:
         seed: int = 0,
         process_index: int = 0,
         process_count: int = 1,
+        media: MediaProcessor | None = None,
     ) -> None:
         if not config.train:
             raise DataError("data.train is empty: name at least one file of prompts")
@@ -81,7 +84,7 @@ class PromptSource:
             raise ValueError(f"prompts_per_step {prompts_per_step}, process {process_index} of {process_count}")
         self._config, self._seed = config, seed
         self._process, self._processes = process_index, process_count
-        self._reader = PromptReader(config, tokenizer)
+        self._reader = PromptReader(config, tokenizer, media)
         self._lanes = prompts_per_step
         self._drawn = 0
         self._next = {lane: 0 for lane in range(prompts_per_step) if self._owner(lane) == process_index}
@@ -100,7 +103,7 @@ class PromptSource:
         eval_table = Joined([open_table(path) for path in config.eval])
         self._evaluation: Sequence[Row] | Rows = Rows(eval_table) if config.eval else held_rows
         self._check()
-        self._held_out = {outcome.prompt.text for outcome in self._reader.read(held_rows) if outcome.prompt}
+        self._held_out = {o.prompt.identity for o in self._reader.read(held_rows, keep=False) if o.prompt}
         self._rows = endless_order(self._sources, [source.weight for source in config.train], config.shuffle, seed)
 
     @property
@@ -174,13 +177,14 @@ class PromptSource:
 
         Returns:
           The share, the tail included; over all processes each row once. ``Prompt.index`` is unique over all of them.
+          Their media do not hold their values, and make them each time they are asked for.
 
         Raises:
           DataError: a row that the settings do not allow to skip.
         """
         count = min(len(self._evaluation), limit or len(self._evaluation))
         first, last = (count * (self._process + i) // self._processes for i in (0, 1))
-        outcomes = self._reader.read([self._evaluation[i] for i in range(first, last)])
+        outcomes = self._reader.read([self._evaluation[i] for i in range(first, last)], keep=False)
         faults = [outcome for outcome in outcomes if outcome.fault]
         for outcome in faults:
             self._raise_if_told(outcome)
@@ -256,7 +260,7 @@ class PromptSource:
         self._raise_if_told(outcome)
         fault: str = outcome.fault
         message = outcome.message
-        if outcome.prompt is not None and outcome.prompt.text in self._held_out:
+        if outcome.prompt is not None and outcome.prompt.identity in self._held_out:
             fault, message = "held_out", outcome.prompt.source
         if not fault:
             return True

@@ -30,10 +30,12 @@ class Record:
     Attributes:
       fields: its columns.
       source: "file:line", or "file:row N" (from 1) in formats without lines; messages begin with it.
+      folder: what paths in it are relative to: the folder that the file is in, or the data set's own.
     """
 
     fields: dict[str, Any]
     source: str
+    folder: str = ""
 
 
 class Table(Protocol):
@@ -112,7 +114,7 @@ class Rows:
         return len(self._rows)
 
     def __getitem__(self, row: int) -> Record:
-        return _record(self._rows[row], f"{self._path}:{self._lines[row]}")
+        return _record(self._rows[row], f"{self._path}:{self._lines[row]}", self._path)
 
 
 class JsonLines:
@@ -154,7 +156,7 @@ class JsonLines:
             raw = raw.removeprefix(codecs.BOM_UTF8)
         source = f"{self._path}:{line}"
         try:
-            return _record(json.loads(raw.decode("utf-8").rstrip()), source)
+            return _record(json.loads(raw.decode("utf-8").rstrip()), source, self._path)
         except UnicodeDecodeError as error:
             raise DataError(f"{source}: not UTF-8 at byte {error.start + 1} of the line: {error.reason}") from error
         except json.JSONDecodeError as error:
@@ -162,10 +164,10 @@ class JsonLines:
             raise DataError(f"{source}, column {error.colno}: malformed JSON: {error.msg}{hint}") from error
 
 
-def _record(value: Any, source: str) -> Record:
+def _record(value: Any, source: str, path: Path) -> Record:
     if not isinstance(value, dict):
         raise DataError(f"{source}: expected an object with named fields, found {json_type(value)}")
-    return Record(value, source)
+    return Record(value, source, str(path.parent))
 
 
 def json_type(value: Any) -> str:
@@ -270,6 +272,7 @@ class ArrowRows:
 
     def __init__(self, name: str, batches: Sequence[Any]) -> None:
         self._name, self._batches = name, batches
+        self._folder = str(Path(name) if Path(name).is_dir() else Path(name).parent)
         self._starts = [0]
         for batch in batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
@@ -282,7 +285,7 @@ class ArrowRows:
         (fields,) = self._batches[which].slice(row - self._starts[which], 1).to_pylist()
         # A column is there for every row; null says that this record lacks it.
         fields = {key: value for key, value in fields.items() if value is not None}
-        return Record(fields, f"{self._name}:row {row + 1}")
+        return Record(fields, f"{self._name}:row {row + 1}", self._folder)
 
 
 def _arrow(paths: Sequence[Path], name: str) -> ArrowRows:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from yatt_jax.data.documents import Document, Encoded, Encoder
+from yatt_jax.data.documents import Encoder
+from yatt_jax.data.encoded import Document, Encoded
 from yatt_jax.data.order import Rows
 from yatt_jax.data.records import Table
 
@@ -62,14 +63,7 @@ def rotate(rows: Sequence[Encoded], pool: Pool, encoder: Encoder, limit: int) ->
                 found[i] = other
     found = spare | found
     return [
-        dataclasses.replace(row, documents=(row.documents[0], _exchanged(row.documents[0], found[i]).cut(limit)))
+        dataclasses.replace(row, documents=(row.documents[0], row.documents[0].answered_by(found[i]).cut(limit)))
         for i, row in enumerate(rows)
         if i in found
     ]
-
-
-def _exchanged(own: Document, other: Document) -> Document:
-    """The prompt of one document with the response of another."""
-    begin = len(other.prompt)
-    tokens = np.concatenate([own.prompt, other.tokens[begin:]])
-    return Document(tokens, np.concatenate([np.zeros(len(own.prompt), bool), other.mask[begin:]]))

@@ -16,8 +16,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from yatt_jax.data.attributes import condition
 from yatt_jax.data.config import DataError
-from yatt_jax.data.conversation import Turn
+from yatt_jax.data.conversation import Turn, text_of
 from yatt_jax.data.examples import Chat, Plain, Text
+from yatt_jax.data.media.processor import MediaProcessor
 
 Span = tuple[int, int]
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -49,6 +50,7 @@ class Renderer:
       prefix: what goes before plain texts.
       system: put before conversations that do not begin with a system turn.
       template_kwargs: further variables of the template.
+      media: what the text around media becomes; None for a model of text.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Renderer:
         prefix: str = "",
         system: str = "",
         template_kwargs: Mapping[str, Any] | None = None,
+        media: MediaProcessor | None = None,
     ) -> None:
         self._tokenizer, self._prefix, self._system = tokenizer, prefix, system
         self._kwargs = dict(template_kwargs or {})
+        self._media = media
 
     def render(self, text: Text, *, markers: bool = True) -> Rendered:
         """A text with the spans of what is learned of it.
@@ -114,7 +118,7 @@ class Renderer:
         """Where the text of a last turn by the assistant ends; ``begin`` is where it begins, if that is known."""
         if turns[-1]["role"] != "assistant":
             return None
-        text = str(turns[-1]["content"]).strip()
+        text = text_of(turns[-1]["content"]).strip()
         if begin is None:
             before = self._apply(turns[:-1], source, ask=True)[0] if len(turns) > 1 else ""
             begin = len(before) if whole.startswith(before) else whole.rfind(text)
@@ -147,7 +151,7 @@ class Renderer:
                 )
         start = len(before)
         if not by_assistant or not i:
-            start = max(start, through.find(turns[i]["content"], start))
+            start = max(start, through.find(text_of(turns[i]["content"]), start))
         return start, len(through)
 
     def _after_label(self, whole: str, span: Span, label: str, source: str) -> Span:
@@ -176,4 +180,4 @@ class Renderer:
                 f"{source}: the chat template failed on turns ({roles}): {type(error).__name__}: {error}"
             ) from error
         spans: Any = found[0] if found else ()
-        return texts[0], list(spans)
+        return self._media.rewrite(texts[0], spans) if self._media else (texts[0], list(spans))

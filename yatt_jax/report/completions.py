@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from yatt_jax.report.markup import card, cell, fold, table
+from yatt_jax.report.media import Shown
 from yatt_jax.report.read import Run
 from yatt_jax.report.samples import Record, pairs, pick, shown_prompt
 from yatt_jax.report.text import number, safe
@@ -23,7 +24,8 @@ def before_and_after(run: Run) -> str:
             return ""
         shown = sorted(run.held_out, key=lambda r: (r.get("prompt_index", 0), r.get("sample_id", 0)))[:PAIRS_SHOWN]
         note = f"Held-out prompts were answered once, at step {shown[0]['step']}."
-        return f'<p class="soft small">{note}</p>' + "".join(_card([("", record)]) for record in shown)
+        media = Shown(run.path)
+        return f'<p class="soft small">{note}</p>' + "".join(_card([("", record)], media) for record in shown)
     first, last = found[0][0]["step"], found[0][1]["step"]
     better = sum(1 for a, b in found if (_total(b) or 0.0) > (_total(a) or 0.0))
     worse = sum(1 for a, b in found if (_total(b) or 0.0) < (_total(a) or 0.0))
@@ -31,7 +33,8 @@ def before_and_after(run: Run) -> str:
         f"The first held-out prompts in order, none of them picked. Of {len(found)} answers logged at both steps, "
         f"{better} score higher after training and {worse} lower."
     )
-    cards = [_card([(f"step {first}", a), (f"step {last}", b)]) for a, b in found[:PAIRS_FOLDED]]
+    media = Shown(run.path)
+    cards = [_card([(f"step {first}", a), (f"step {last}", b)], media) for a, b in found[:PAIRS_FOLDED]]
     more = ""
     if folded := cards[PAIRS_SHOWN:]:
         more = fold(f"{len(folded)} more", "".join(folded))
@@ -46,12 +49,12 @@ def sample_table(run: Run) -> str:
     names = list(dict.fromkeys(name for r in shown for name in _rewards(r)))
     single = [] if len(names) == 1 else names  # a single reward is the total
     head = ["prompt", "completion", *single, "reward", "advantage", "end", "tokens"]
-    rows = []
+    rows, media = [], Shown(run.path)
     for record in shown:
         figures = [number(_rewards(record).get(name)) for name in single]
         figures += [f'<span class="score">{number(_total(record))}</span>', number(_number(record.get("advantage")))]
         cells = [
-            cell(_text(shown_prompt(record), 600)),
+            cell(media.of(record) + _text(shown_prompt(record), 600)),
             cell(_text(record["completion"], TEXT_LIMIT)),
             *(cell(figure, "n") for figure in figures),
             cell(safe(record.get("finish", "")), "soft"),
@@ -63,7 +66,7 @@ def sample_table(run: Run) -> str:
     return f'<p class="soft small">{note}</p>{made}'
 
 
-def _card(answers: Sequence[tuple[str, Record]]) -> str:
+def _card(answers: Sequence[tuple[str, Record]], media: Shown) -> str:
     says = []
     for label, record in answers:
         parts = [f"<span>{safe(label)}</span>"] if label else []
@@ -76,7 +79,8 @@ def _card(answers: Sequence[tuple[str, Record]]) -> str:
         says.append(
             f'<div class="says"><header>{"".join(parts)}</header>{_text(record["completion"], TEXT_LIMIT)}</div>'
         )
-    asked = f'<div class="soft small">{_text(shown_prompt(answers[0][1]), 1200)}</div>'
+    record = answers[0][1]
+    asked = f'{media.of(record)}<div class="soft small">{_text(shown_prompt(record), 1200)}</div>'
     return card(f'{asked}<div class="two">{"".join(says)}</div>', kind="pair")
 
 

@@ -4,12 +4,13 @@
     metrics.jsonl     a line a step: {"step": 3, "rollout/reward": 0.41, "time/train": 2.5}     process 0
     samples.jsonl     a line a completion                                                       every process
     timeline.jsonl    where the process runs; a line when a phase starts and when it ends       every process
+    media/            small copies of images and audio in logged prompts                        every process
     tensorboard/      event files                                                               process 0
     report.html       one self-contained page, made from the files above                        process 0
 
-Process p > 0 writes ``samples.p.jsonl`` and ``timeline.p.jsonl`` beside them, so processes never share a file and
-a report only has to read them all. Every line carries its step, so that a resumed run can be cut back to where it
-continues. Lines are appended by one system call each: a reader sees whole lines, and a killed process leaves at
+Process p > 0 writes ``samples.p.jsonl``, ``timeline.p.jsonl`` and ``media.p/`` beside them, so processes never share a
+file and a report only has to read them all. Every line carries its step, so that a resumed run can be cut back to where
+it continues. Lines are appended by one system call each: a reader sees whole lines, and a killed process leaves at
 most one broken line at the end.
 """
 
@@ -253,9 +254,19 @@ def replace_text(file: Path, text: str) -> None:
     Raises:
       RunDirError: the disk is full, or the file cannot be written; the old one is untouched.
     """
+    replace_bytes(file, text.encode(errors="backslashreplace"))
+
+
+def replace_bytes(file: Path, content: bytes) -> None:
+    """The same for bytes; the folder is made if it is not there.
+
+    Raises:
+      RunDirError: as for text.
+    """
     try:
+        file.parent.mkdir(exist_ok=True)
         with _replacing(file) as out:
-            out.write(text.encode(errors="backslashreplace"))
+            out.write(content)
     except OSError as error:
         raise _explain(error, file) from error
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from yatt_jax.report.media import MediaFolder
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.types import Sample
 
@@ -30,6 +31,7 @@ class SampleLog:
         self.train_rows = train_rows
         self._own_rows = math.ceil(train_rows / run.processes)
         self._run = run
+        self._media = MediaFolder(run)
 
     def write(
         self,
@@ -55,7 +57,7 @@ class SampleLog:
 
         Raises:
           ValueError: arrays that do not have one value a sample.
-          RunDirError: the log cannot be written.
+          RunDirError: the log, or a copy of media, cannot be written.
         """
         columns = {"total": total, **{f"rewards[{k!r}]": v for k, v in rewards.items()}}
         if advantages is not None:
@@ -64,6 +66,7 @@ class SampleLog:
             if len(values) != len(samples):
                 raise ValueError(f"{name} has {len(values)} values for {len(samples)} samples")
         count = len(samples) if split == "eval" else min(self._own_rows, len(samples))
+        media = self._media.keep(split, [sample.prompt.media for sample in samples[:count]])
         records = []
         for row, sample in enumerate(samples[:count]):
             record: Record = {
@@ -81,6 +84,8 @@ class SampleLog:
                 "finish": sample.finish,
                 "length": len(sample.tokens),
             }
+            if media[row]:
+                record["media"] = media[row]
             self._run.append("samples", record)
             records.append(record)
         return records

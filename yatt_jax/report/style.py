@@ -52,6 +52,10 @@ tr.sum td{{font-weight:600;border-top:2px solid var(--rule)}}tr.worst td:first-c
 .empty{{display:grid;place-items:center;color:var(--soft);font-size:13px}}
 .pair .two{{display:grid;grid-template-columns:1fr 1fr;gap:12px;margin-top:10px}}
 .text{{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate}}
+.media{{display:flex;flex-wrap:wrap;gap:6px;margin-bottom:6px}}
+.media img{{min-height:56px;max-width:100%;max-height:180px;object-fit:contain;border-radius:4px}}
+.media .pixels{{image-rendering:pixelated}}
+.media audio{{width:230px;height:34px}}
 .says{{background:var(--wash);border-radius:8px;padding:10px 12px;min-width:0}}
 .says header{{display:flex;flex-wrap:wrap;gap:2px 10px;align-items:baseline;font-size:12.5px;color:var(--soft);
 margin-bottom:4px}}
