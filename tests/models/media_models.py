@@ -238,7 +238,7 @@ def sound(config: DecoderConfig, length: int, rng: np.random.Generator) -> Sound
 def qwen_vl_items(config: DecoderConfig, rng: np.random.Generator) -> list[list[int | Item]]:
     """Images of three sizes, a video of two temporal patches, and rows without any."""
     a, b, c = (picture(config, grid, rng) for grid in ((1, 4, 6), (1, 10, 4), (1, 2, 2)))
-    video = picture(config, (2, 4, 4), rng, 0.25)
+    video = picture(config, (2, 4, 4), rng, 1.0)
     return [[7], [3, a, 4, c], [video, 2, b, 5], [2, a, 3]]
 
 
@@ -299,7 +299,7 @@ def qwen_audio_features(model: Any, items: list[Item]) -> np.ndarray:
 def omni_items(config: DecoderConfig, rng: np.random.Generator) -> list[list[int | Item]]:
     """Images, a video and sounds in one sequence, and rows with some of them, or none."""
     a, b = (picture(config, grid, rng) for grid in ((1, 4, 6), (1, 8, 2)))
-    video = picture(config, (2, 4, 4), rng, 0.05)
+    video = picture(config, (2, 4, 4), rng, 0.25)
     x, y = (sound(config, length, rng) for length in (13, 19))
     return [[7], [3, a, 4, x, 2, video, y, 1], [y, 2, b, 5], [2, x, 3]]
 

@@ -17,7 +17,7 @@ from yatt_jax.models.families import from_hf
 from yatt_jax.models.media import media_of_rows
 from yatt_jax.models.media_items import Item, MediaError, Picture, Sound, cut, features
 from yatt_jax.models.media_packs import Pack, Room, bucket, room
-from yatt_jax.models.tower_config import SiglipConfig
+from yatt_jax.models.tower_config import QwenVisionConfig, SiglipConfig
 from yatt_jax.types import Media
 
 
@@ -115,11 +115,14 @@ def test_positions_by_hand() -> None:
     video = picture(VL, (3, 2, 4), rng(), 0.5)
     tokens = np.asarray([[5, *[VIDEO] * 6, 6, 7, 5, 5, 0]])
     segments = np.asarray([[1] * 8 + [2] * 3 + [0]])
-    found = np.asarray(media_of_rows(VL, tokens, segments, [[video]]).positions)[0]
-    times, rows, columns = found.T.tolist()
-    assert times == [0, 1, 1, 3, 3, 5, 5, 6, 0, 1, 2, 0]
-    assert rows == [0, 1, 1, 1, 1, 1, 1, 6, 0, 1, 2, 0]
-    assert columns == [0, 1, 2, 1, 2, 1, 2, 6, 0, 1, 2, 0]
+    for after_time, following in ((False, 3), (True, 6)):
+        assert isinstance(VL.vision, QwenVisionConfig)
+        config = dataclasses.replace(VL, vision=dataclasses.replace(VL.vision, after_time=after_time))
+        found = np.asarray(media_of_rows(config, tokens, segments, [[video]]).positions)[0]
+        times, rows, columns = found.T.tolist()
+        assert times == [0, 1, 1, 3, 3, 5, 5, following, 0, 1, 2, 0]
+        assert rows == [0, 1, 1, 1, 1, 1, 1, following, 0, 1, 2, 0]
+        assert columns == [0, 1, 2, 1, 2, 1, 2, following, 0, 1, 2, 0]
 
 
 def test_index_and_spans_by_hand() -> None:

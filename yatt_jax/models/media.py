@@ -114,8 +114,8 @@ def _positions(
 ) -> Int[np.ndarray, "B T 3"]:
     """Positions of M-RoPE (Wang et al. 2024): texts and sounds count in all three; pictures by time, row and column.
 
-    What follows a picture begins past its largest position, as in the paper and the model's first implementations;
-    transformers 5 has it begin past the larger of rows and columns, which differs for videos that last longer.
+    What follows a picture begins past its largest position, or, without ``after_time``, past that of its rows and
+    columns, as transformers 5 has it for Qwen2.5-VL: the paper's rule but for videos that last longer.
     """
     index = np.arange(segments.shape[1])
     begins = np.diff(segments, axis=1, prepend=-1) != 0
@@ -125,16 +125,16 @@ def _positions(
         for item, there in zip(row, at[b], strict=True):
             if not isinstance(item, Picture):
                 continue
-            own = result[b, there.start] + _picture_positions(config, item)
+            vision = config.vision
+            assert isinstance(vision, QwenVisionConfig)
+            own = result[b, there.start] + _picture_positions(vision, item)
             after = (index >= there.stop) & (segments[b] == segments[b, there.start])
-            result[b, after] += own.max() - result[b, there.stop - 1]
+            result[b, after] += own[:, 0 if vision.after_time else 1 :].max() - result[b, there.stop - 1]
             result[b, there] = own
     return result * (segments > 0)[..., None]
 
 
-def _picture_positions(config: DecoderConfig, item: Picture) -> Int[np.ndarray, "N 3"]:
-    vision = config.vision
-    assert isinstance(vision, QwenVisionConfig)
+def _picture_positions(vision: QwenVisionConfig, item: Picture) -> Int[np.ndarray, "N 3"]:
     frames, rows, columns = item.grid[0], item.grid[1] // vision.merge, item.grid[2] // vision.merge
     frame, row, column = (x.ravel() for x in np.indices((frames, rows, columns)))
     time = np.arange(frames, dtype=np.float32) * np.float32(item.seconds or 0) * np.float32(vision.rate)

@@ -33,7 +33,7 @@ def from_hf(values: Mapping[str, Any]) -> DecoderConfig:
         token=config.size("image_token_index", 151655),
         video_token=config.size("video_token_index", 151656),
         rate=float(config.size("position_id_per_seconds", 25)),
-        fused=False,
+        omni=True,
     )
     audio = read_audio(config, token=config.size("audio_token_index", 151646), chunks=True)
     text = read_text({**_TEXT_DEFAULTS, **config.part("text_config")})

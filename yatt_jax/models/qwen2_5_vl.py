@@ -65,7 +65,7 @@ def read_text(values: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_vision(
-    outer: HfConfig, *, token: int, video_token: int, rate: str | float, fused: bool = True
+    outer: HfConfig, *, token: int, video_token: int, rate: str | float, omni: bool = False
 ) -> QwenVisionConfig:
     """The tower of ``vision_config``.
 
@@ -74,7 +74,7 @@ def read_vision(
       token: placeholder of a feature of an image.
       video_token: the same of a video.
       rate: temporal positions a second, or the key that says it.
-      fused: whether queries, keys and values are one tensor.
+      omni: Qwen2.5-Omni's, whose queries, keys and values are tensors of their own, and whose videos take time.
 
     Raises:
       ConfigError: as ``from_hf``.
@@ -99,7 +99,7 @@ def read_vision(
         norm="rms",
         activation=config.activation("hidden_act", "silu"),
         gated=True,
-        fused=fused,
+        fused=not omni,
         whole=tuple(config.get("fullatt_block_indexes", (7, 15, 23, 31))),
     )
     result = QwenVisionConfig(
@@ -113,6 +113,7 @@ def read_vision(
         channels=channels,
         theta=float(rope.get("rope_theta", 1e4)),
         rate=float(config.get(rate, 4) if isinstance(rate, str) else rate),
+        after_time=omni,
     )
     for key in ("out_hidden_size", "tokens_per_second", "embed_dim"):
         config.get(key, None)

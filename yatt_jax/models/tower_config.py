@@ -91,6 +91,8 @@ class QwenVisionConfig:
       channels: of a pixel.
       theta: base of the rotary frequencies.
       rate: temporal positions in a second of video.
+      after_time: what follows a video begins past its last time, too (Qwen2.5-Omni), and not past the larger of its
+        rows and columns alone.
     """
 
     encoder: EncoderConfig
@@ -103,6 +105,7 @@ class QwenVisionConfig:
     channels: int = 3
     theta: float = 10000.0
     rate: float = 4.0
+    after_time: bool = False
 
     def __post_init__(self) -> None:
         size = self.encoder.hidden // self.encoder.heads
