@@ -3,6 +3,7 @@
 Dimension key, used in signatures and as suffixes of local names:
 
     B rows   T tokens   V vocabulary   D hidden size   N prompts   G samples a prompt   K kept logits
+    S packs of media   P patches   C chunks of sound
 
 A *row* is one sequence: a prompt, a prompt with its response, or several packed documents. Models accept any
 leading axes, written ``*B``, so a preference pair is a row of shape ``[B, 2, T]``.
@@ -59,12 +60,64 @@ Metrics: TypeAlias = dict[str, Ratio | Max]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Media:
-    """What a multimodal row carries beside tokens."""
+class Patches:
+    """Images and videos cut into patches, end to end in S packs: what a vision tower reads.
 
-    patches: Float[Array, "P F"] | None = None
-    frames: Float[Array, "A F"] | None = None
-    grid: Int[Array, "M 3"] | None = None
+    The patches that make one feature lie side by side, and so do those of one window.
+
+    Attributes:
+      pixels: of each patch, flat.
+      places: row and column of each patch in its image, in patches.
+      segments: number of the image, or of the video's frame, within the pack, from 1; 0 is padding. Patches see their
+        own segment.
+      windows: the same for layers that see a window; None where the tower has none.
+    """
+
+    pixels: Float[Array, "S P F"]
+    places: Int[Array, "S P 2"]
+    segments: Int[Array, "S P"]
+    windows: Int[Array, "S P"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frames:
+    """Sound as log-mel frames, in C chunks a pack that are heard one by one: what an audio tower reads.
+
+    Attributes:
+      mels: bins of each frame.
+      lengths: real frames of each chunk; 0 is padding. What lies past them is data too: see ``models.audio``.
+    """
+
+    mels: Float[Array, "S C N F"]
+    lengths: Int[Array, "S C"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Media:
+    """What multimodal rows carry beside tokens; ``models.media`` makes it.
+
+    Media lie in S packs, and S divides the rows: rows b with the same ``b * S // B`` take their features from one
+    pack. So several rows may show the same item, which then passes the tower once.
+
+    Attributes:
+      index: which feature of its pack stands in the place of each token, from 1: those of patches first, then those
+        of frames; 0 leaves the token.
+      patches: images and videos.
+      frames: sound.
+      features: in the place of patches and frames, what towers have made of them (``decoder.Decoder.features``).
+      spans: number of the image that a token stands for, within the row, from 1, where tokens of an image see each
+        other; 0 elsewhere.
+      positions: time, height and width of each token, where rotary embeddings turn by three positions.
+    """
+
+    index: Int[Array, "*B T"]
+    patches: Patches | None = None
+    frames: Frames | None = None
+    features: Float[Array, "S N D"] | None = None
+    spans: Int[Array, "*B T"] | None = None
+    positions: Int[Array, "*B T 3"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -76,7 +129,7 @@ class Inputs:
       tokens: token ids; the value at padding does not matter.
       positions: running count of real tokens within a segment, from 0.
       segments: document number within the row, from 1; 0 marks padding. Tokens attend within their segment only.
-      media: images and audio spliced into the embeddings.
+      media: images and audio whose features take the place of embeddings.
     """
 
     tokens: Int[Array, "*B T"]

@@ -24,6 +24,7 @@ CPU, TPU = (types.SimpleNamespace(platform=name) for name in ("cpu", "tpu"))
 AMPERE, TURING = (types.SimpleNamespace(platform="gpu", compute_capability=c) for c in ("8.0", "7.5"))
 AMD = types.SimpleNamespace(platform="gpu", compute_capability="gfx942")
 PACKED, CACHED = Packed(jnp.ones((1, 1), jnp.int32)), Cached(jnp.zeros(1, jnp.int32), jnp.int32(0))
+SPANS = dataclasses.replace(PACKED, spans=PACKED.segments)
 OPTIONS: dict[str, Any] = {"scale": 0.5, "softcap": 0.0}
 WINDOWS = (0, 3)
 
@@ -54,9 +55,11 @@ def test_both_ways_to_write_are_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         (TPU, PACKED, {}, "splash"),
         (TPU, PACKED, {"softcap": 50.0, "head_dim": 256}, "splash"),
         (TPU, PACKED, {"tokens": 127}, "plain"),
+        (TPU, SPANS, {}, "blocks"),
         (TPU, CACHED, {}, "cache"),
         (TPU, CACHED, {"tokens": 1}, "cache"),
         (AMPERE, PACKED, {}, "cudnn"),
+        (AMPERE, SPANS, {}, "cudnn"),
         (AMPERE, PACKED, {"dtype": "float32"}, "blocks"),
         (AMPERE, PACKED, {"dtype": "float32", "tokens": 1024}, "plain"),
         (AMPERE, PACKED, {"softcap": 50.0}, "blocks"),

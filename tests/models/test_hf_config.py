@@ -54,7 +54,36 @@ def bare(model_type: str, **values: Any) -> dict[str, Any]:
     return {"model_type": model_type, **SIZES, **values}
 
 
-@pytest.mark.parametrize("model_type", list(FAMILIES))
+TEXTS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+TOWERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gemma3": (
+        transformers.Gemma3Config,
+        {"text_config": {}, "vision_config": {"model_type": "siglip_vision_model", "image_size": 256,
+                                              "vision_use_head": False}},
+    ),
+    "qwen2_5_vl": (
+        transformers.Qwen2_5_VLConfig,
+        {"text_config": SIZES | {"hidden_size": 1024, "num_attention_heads": 8}, "vision_config": {}},
+    ),
+    "qwen2_audio": (transformers.Qwen2AudioConfig, {"text_config": {"model_type": "qwen2"}}),
+    "qwen2_5_omni_thinker": (transformers.Qwen2_5OmniThinkerConfig, {"text_config": {}}),
+}  # fmt: skip
+
+
+def test_every_family_is_tested() -> None:
+    assert {*TEXTS, *TOWERS} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_missing_keys_of_towers_take_the_defaults_of_transformers(model_type):
+    make, values = TOWERS[model_type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short = from_hf(values | {"model_type": model_type})
+        assert short == from_hf(make(**values).to_dict())
+
+
+@pytest.mark.parametrize("model_type", TEXTS)
 def test_missing_keys_take_the_defaults_of_transformers(model_type):
     short = from_hf(bare(model_type))
     full = CONFIGS[model_type](**SIZES)
@@ -163,7 +192,7 @@ def test_published_configs_are_read_without_a_warning(name):
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        (bare("falcon"), "model_type = 'falcon' is not supported; llama, mistral, qwen2, qwen3, gemma3_text are"),
+        (bare("falcon"), "model_type = 'falcon' is not supported; llama, mistral, qwen2, qwen3, gemma3_text, .* are"),
         (bare("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_scaling: rope type 'dynamic'"),
         (bare("llama", rope_parameters={"rope_type": "longrope"}), "rope_parameters: rope type 'longrope'"),
         (bare("llama", rope_scaling={"type": "linear"}), "rope_scaling.factor"),

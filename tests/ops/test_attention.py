@@ -62,14 +62,18 @@ def problem(
     return *(jnp.asarray(x, dtype) for x in (q, k, v)), jnp.asarray(segments_of(lengths, tokens))
 
 
-def reference(q: Any, k: Any, v: Any, segments: Any, *, window: int, scale: float, softcap: float) -> np.ndarray:
+def reference(
+    q: Any, k: Any, v: Any, segments: Any, spans: Any = None, *, window: int, scale: float, softcap: float, causal=True
+) -> np.ndarray:
     """Query by query, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    spans = np.zeros(q.shape[:2]) if spans is None else spans
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(*q.shape[:3]):
         if segments[b, t] == 0:
             continue
-        seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t] and (t - s < window or window == 0)]
+        near = [s for s in range(q.shape[1]) if segments[b, s] == segments[b, t] and (t - s < window or window == 0)]
+        seen = [s for s in near if s <= t or not causal or 0 < spans[b, s] == spans[b, t]]
         j = h // (q.shape[2] // k.shape[1])
         logits = k[b, j, seen] @ q[b, t, h] * scale
         logits = softcap * np.tanh(logits / softcap) if softcap else logits
@@ -126,6 +130,36 @@ def test_form_against_the_twin(name: str, case: tuple[Any, ...]) -> None:
     padding = np.asarray(arrays[3]) == 0
     for x in (found[0], found[1][0], *(g.swapaxes(1, 2) for g in found[1][1:])):
         np.testing.assert_array_equal(np.asarray(x)[padding], 0)
+
+
+SPANS = np.zeros((3, 37), np.int32)
+SPANS[0, 3:9], SPANS[0, 12:18], SPANS[0, 22:27] = 1, 2, 3
+SPANS[1, 2:35] = 1
+SPANS[2, 0:20] = 7  # also over two segments, which do not see each other
+
+
+@pytest.mark.parametrize("name", ["plain", *FORMS])
+@pytest.mark.parametrize(("kind", "window"), [("spans", 5), ("spans", 0), ("both ways", 0)])
+def test_what_follows(name: str, kind: str, window: int) -> None:
+    if (name, kind) == ("splash", "spans"):
+        pytest.skip("the kernel knows none, see models.attention.choose")
+    arrays = problem(37, [[20, 10], [37], [1, 1, 30]], 4, 2, 8)
+    spans, causal = (SPANS, True) if kind == "spans" else (None, False)
+    options = {"window": window, "scale": 0.3, "softcap": 0.0}
+    form = FORMS.get(name, plain)
+
+    def run(form: Callable[..., jax.Array], options: dict[str, Any], *arrays: Any) -> Any:
+        seen = Packed(arrays[3], None if spans is None else jnp.asarray(spans), causal=causal)
+        out = form(*arrays[:3], seen, **options)
+        return jnp.sum(out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)), out
+
+    def both(form: Callable[..., jax.Array], options: dict[str, Any]) -> Any:
+        return jax.jit(jax.value_and_grad(partial(run, form, options), argnums=(0, 1, 2), has_aux=True))(*arrays)
+
+    (_, out), gradients = both(form, {k: options[k] for k in options if name != "cudnn" or k != "softcap"})
+    np.testing.assert_allclose(out, reference(*arrays, spans=spans, causal=causal, **options), atol=2e-6)
+    for mine, theirs in zip(gradients, both(plain, options)[1], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -234,7 +234,7 @@ def check_metric(config: Config, known: Sequence[str]) -> list[str]:
 
 def check_length(total: int, what: str, hf_config: dict[str, Any]) -> list[str]:
     """Whether the longest row, which the keys in ``what`` allow, has a place in the model."""
-    limit = hf_config.get("max_position_embeddings") or 0
+    limit = (hf_config.get("text_config") or hf_config).get("max_position_embeddings") or 0
     return [f"{what} = {total} is longer than the model's {limit} positions"] if limit and total > limit else []
 
 

@@ -40,7 +40,6 @@ from yatt_jax.types import Params
 
 __all__ = ["ExportError", "Hosts", "save_folder"]
 
-_NO_TOKEN_CLASSIFIER = ("gemma3_text",)
 # A folder that one machine makes on a network file system may take so many seconds to show on the others.
 _APPEARS_WITHIN = 10.0
 
@@ -113,9 +112,10 @@ def save_folder(
     values = _config(model, dict(hf_config), tokenizer, dtype)
     if chosen.from_hf(values).vocab != model.config.vocab:
         raise ExportError(f"{out}: hf_config has vocab_size {values['vocab_size']}, and the model {model.config.vocab}")
-    if model.kind == "value" and chosen.model_type in _NO_TOKEN_CLASSIFIER:
+    if model.kind in chosen.not_stock:
+        what = {"value": "critic", "reward": "reward model"}[model.kind]
         warnings.warn(
-            f"{out}: transformers has no class for a {chosen.model_type} critic; yatt_jax reads it",
+            f"{out}: transformers has no class for a {chosen.model_type} {what}; yatt_jax reads it",
             stacklevel=2,
         )
     files = plan_files(tensor_shapes(leaves), dtype, owners(params), shard_bytes)
@@ -231,6 +231,9 @@ def _config(
         raise ExportError(f"dtype = {dtype!r}: {', '.join(DTYPES)} can be written")
     for key in ("dtype", "_name_or_path", "id2label", "label2id", "num_labels", "problem_type", "classifier_dropout"):
         values.pop(key, None)
+    for key, part in values.items():
+        if key.endswith("_config") and isinstance(part, Mapping):
+            values[key] = {k: v for k, v in part.items() if k not in ("dtype", "torch_dtype")}
     values["architectures"] = [family(values["model_type"]).architectures[model.kind]]
     values["torch_dtype"] = dtype
     if model.kind == "lm":
@@ -244,9 +247,10 @@ def _config(
     values["label2id"] = {f"LABEL_{label}": label for label in range(labels)}
     if model.kind == "value":
         values["classifier_dropout"] = 0.0
-    if values.get("pad_token_id") is None and tokenizer is not None:
+    text = values.get("text_config", values)
+    if text.get("pad_token_id") is None and tokenizer is not None:
         # A stock sequence classifier needs it to find the last real token of a batch.
-        values["pad_token_id"] = tokenizer.pad_token_id
+        text["pad_token_id"] = tokenizer.pad_token_id
     return values
 
 
@@ -255,6 +259,7 @@ def _generation(
 ) -> dict[str, Any]:
     """generation_config.json: what was given, completed with every known end token."""
     result = dict(given or {})
+    values = {**(values.get("text_config") or {}), **{key: v for key, v in values.items() if v is not None}}
     ends: list[int] = []
     for ids in (result.get("eos_token_id"), values.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)):
         ends += ids if isinstance(ids, list) else [] if ids is None else [ids]

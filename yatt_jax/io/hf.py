@@ -17,9 +17,9 @@ from yatt_jax.io.safetensors_folder import SafetensorsFolder, read_json
 from yatt_jax.io.tensors import CheckpointError, TensorSource
 from yatt_jax.models.build import Kind, Model, assemble, build
 from yatt_jax.models.config import DecoderConfig
-from yatt_jax.models.families import family, from_hf
+from yatt_jax.models.families import family, from_hf, own
 from yatt_jax.models.hf_config import ConfigError
-from yatt_jax.models.names import Leaf, flatten, leaves_of, unflatten
+from yatt_jax.models.names import Family, Leaf, flatten, leaves_of, unflatten
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.types import Params
 
@@ -80,6 +80,7 @@ def read_folder(path: str | Path) -> ModelFolder:
 def _model_folder(path: Path, values: dict[str, Any], generation: dict[str, Any]) -> ModelFolder:
     file = path if path.is_file() else path / "config.json"
     try:
+        values = own(values)
         config = from_hf(values)
     except (ConfigError, ValueError) as error:
         raise CheckpointError(f"{file}: {error}") from error
@@ -143,7 +144,7 @@ def load_model(
     if head and not head[1]:
         fresh += ("head/bias",)
     wanted = [leaf for leaf in leaves if leaf.path not in fresh]
-    found = _match(wanted, source, kind, config.tied, str(folder.path))
+    found = _match(wanted, source, family(folder.model_type), kind, config.tied, str(folder.path))
     shardings = dict(flatten(model.shardings(partition)))
     reader = _Reader(source, sum(len(names) for names in found.values()), progress)
     params = {}
@@ -187,7 +188,7 @@ def _head_shape(folder: ModelFolder, source: TensorSource, kind: Kind) -> tuple[
 
 
 def _match(
-    leaves: Sequence[Leaf], source: TensorSource, kind: Kind, tied: bool, where: str
+    leaves: Sequence[Leaf], source: TensorSource, chosen: Family, kind: Kind, tied: bool, where: str
 ) -> dict[str, tuple[str, ...]]:
     """Finds every tensor that is wanted, and refuses what is missing, unknown or misshapen.
 
@@ -199,20 +200,21 @@ def _match(
     problems: list[str] = []
     for leaf in leaves:
         expected = leaf.layout.hf_shape(leaf.inner)
-        chosen = []
+        own = []
         for spellings in leaf.names:
             name = next((n for n in spellings if n in names), None)
             if name is None:
                 problems.append(f"tensor {spellings[0]} is missing")
                 continue
-            chosen.append(name)
+            own.append(name)
             shape = source.shape(name)
             if shape != expected:
                 problems.append(f"tensor {name} in {source.file_of(name)} has shape {shape}, not {expected}")
-        found[leaf.path] = tuple(chosen)
-    unknown = names - {name for chosen in found.values() for name in chosen}
+        found[leaf.path] = tuple(own)
+    unknown = names - {name for spelled in found.values() for name in spelled}
+    embedding = next(iter(found.get("decoder/embedding", ())), "")
     for name in sorted(unknown):
-        if not _benign(name, source, kind, tied):
+        if not name.startswith(chosen.unread) and not _benign(name, embedding, source, kind, tied):
             problems.append(f"tensor {name} in {source.file_of(name)} is unknown to the family")
     if problems:
         shown = "\n  ".join(problems[:8]) + (f"\n  and {len(problems) - 8} more" if len(problems) > 8 else "")
@@ -223,16 +225,15 @@ def _match(
     return found
 
 
-def _benign(name: str, source: TensorSource, kind: Kind, tied: bool) -> bool:
+def _benign(name: str, embedding: str, source: TensorSource, kind: Kind, tied: bool) -> bool:
     """Whether a tensor may be left unread: rotary buffers, heads that are not used, a copy of a tied matrix."""
     if name.endswith("rotary_emb.inv_freq") or (name in (*_HEAD_WEIGHTS, *_HEAD_BIASES) and kind == "value"):
         return True
-    if name != "lm_head.weight":
+    if not name.endswith("lm_head.weight"):
         return False
     if kind != "lm":
         return True
-    embedding = "model.embed_tokens.weight"
-    if not tied or embedding not in source.names():
+    if not tied or not embedding:
         return False
     rows, width = source.shape(name)
     if source.shape(embedding) != (rows, width):
@@ -242,7 +243,7 @@ def _benign(name: str, source: TensorSource, kind: Kind, tied: bool) -> bool:
         part = (slice(start, min(start + step, rows)), slice(0, width))
         if not np.array_equal(source.read(name, part), source.read(embedding, part)):
             raise CheckpointError(
-                f"{source.file_of(name)}: tensor lm_head.weight differs from {embedding}, and config.json says "
+                f"{source.file_of(name)}: tensor {name} differs from {embedding}, and config.json says "
                 f"tie_word_embeddings = true; set it to false to use both"
             )
     return True

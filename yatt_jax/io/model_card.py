@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt_jax.models.build import Kind, Model
+from yatt_jax.models.families import FAMILIES
 from yatt_jax.report.rundir import log_files, read_log
 
 _WHAT: Mapping[Kind, str] = {"lm": "language model", "value": "critic", "reward": "reward model"}
@@ -76,7 +77,7 @@ def model_card(
         + (f" for {run['step']} step{'' if run['step'] == 1 else 's'}" if run.get("step") is not None else "")
         + ".",
         "",
-        *_usage(model.kind, hf_config),
+        *_usage(model, family),
     ]
     for heading, lines in (
         ("Training", list(_training(run, config))),
@@ -95,11 +96,14 @@ def _block(language: str, text: str) -> list[str]:
     return [f"{fence}{language}", text, fence]
 
 
-def _usage(kind: Kind, hf_config: Mapping[str, Any]) -> list[str]:
-    if kind == "value" and hf_config.get("model_type") == "gemma3_text":
+def _usage(model: Model, model_type: str) -> list[str]:
+    known = FAMILIES.get(model_type)
+    if known and model.kind in known.not_stock:
         return ["transformers has no class for it; `yatt_jax.io.hf.load_model` reads it."]
-    code = [f"from transformers import {_CLASS[kind]}, AutoTokenizer", ""]
-    code += [f"model = {_CLASS[kind]}.from_pretrained(FOLDER)", "tokenizer = AutoTokenizer.from_pretrained(FOLDER)"]
+    towers = model.config.vision or model.config.audio
+    name = known.architectures[model.kind] if known and towers else _CLASS[model.kind]
+    code = [f"from transformers import {name}, AutoTokenizer", ""]
+    code += [f"model = {name}.from_pretrained(FOLDER)", "tokenizer = AutoTokenizer.from_pretrained(FOLDER)"]
     return _block("python", "\n".join(code))
 
 

@@ -7,7 +7,8 @@ gradient then holds what any of them keeps for its backward pass: the ``[T, T]``
 ======== ==================================================== ==========================================================
 devices  packed rows                                          a cache
 ======== ==================================================== ==========================================================
-TPU      ``splash``; ``plain`` for rows below a block         ``cache``
+TPU      ``splash``; ``plain`` for rows below a block;        ``cache``
+         with spans as others
 NVIDIA   ``cudnn`` in half precision, without a soft cap      ``plain``
 others   ``blocks``; ``plain`` for short rows                 ``plain``
 ======== ==================================================== ==========================================================
@@ -60,7 +61,7 @@ def choose(
     platform = device.platform if device is not None else ""
     if isinstance(seen, Cached):
         return "cache" if platform == "tpu" else "plain"
-    if platform == "tpu":
+    if platform == "tpu" and seen.spans is None:
         return "splash" if tokens >= _SHORT else "plain"
     if platform == "gpu":
         half = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)

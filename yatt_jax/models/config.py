@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Literal
 
+from yatt_jax.models.tower_config import AudioConfig, QwenVisionConfig, SiglipConfig
+
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
@@ -23,6 +25,8 @@ class Rope:
       beta_slow: yarn: rotations below which it is divided by ``factor``.
       attention_factor: yarn: multiplies cosine and sine; 1 otherwise.
       truncate: yarn: round the edges of the ramp to whole dimensions.
+      sections: how many frequencies turn by time, height and width (Wang et al. 2024, M-RoPE), over and over, where
+        tokens have three positions; empty where they have one.
     """
 
     theta: float = 10000.0
@@ -35,6 +39,7 @@ class Rope:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    sections: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +70,9 @@ class DecoderConfig:
       rope_of_layer: index into ``ropes`` of each layer.
       attention_softcap: attention logits become ``cap * tanh(x / cap)``; 0 is off.
       final_softcap: the same for output logits.
+      vision: the tower for images and videos; None where the model sees none.
+      audio: the tower for sound; None where the model hears none.
+      image_spans: tokens of an image see each other, also those that follow.
       dtype: compute dtype; parameters keep their own.
       remat: what the backward pass of a layer recomputes: "none" keeps all, "full" keeps a layer's input alone.
       attention: "auto" is the quickest form for the devices (see ``models.attention``), "plain" the one that needs no
@@ -94,6 +102,9 @@ class DecoderConfig:
     rope_of_layer: tuple[int, ...] = ()
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
+    vision: SiglipConfig | QwenVisionConfig | None = None
+    audio: AudioConfig | None = None
+    image_spans: bool = False
     dtype: str = "float32"
     remat: Literal["none", "full"] = "none"
     attention: Literal["auto", "plain"] = "auto"

@@ -16,11 +16,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from yatt_jax.models.attention import attend, writes_by_head
+from yatt_jax.models.audio import AudioTower
 from yatt_jax.models.config import DecoderConfig
-from yatt_jax.models.layers import MLP, Projection, RMSNorm, rope_tables, rotate, weight
+from yatt_jax.models.layers import MLP, Projection, RMSNorm, rope_tables, rotate, splice, weight
+from yatt_jax.models.vision import vision_tower
 from yatt_jax.ops.attention import Cached, Packed
 from yatt_jax.parallel.partition import constrain
-from yatt_jax.types import Inputs, PyTree
+from yatt_jax.types import Inputs, Media, PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +62,7 @@ class _Context:
     cos_RBTF: jax.Array
     sin_RBTF: jax.Array
     segments_BT: jax.Array
+    spans_BT: jax.Array | None
     start_B: jax.Array | None
 
 
@@ -73,8 +76,8 @@ class Attention(nnx.Module):
         self.k = Projection((D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
         self.v = Projection((D,), (J, K), ("embed", "kv_heads", None), bias=config.qkv_bias)
         self.o = Projection((H, K), (D,), ("heads", None, "embed"), bias=config.out_bias)
-        self.q_norm = RMSNorm(K, config) if config.qk_norm else None
-        self.k_norm = RMSNorm(K, config) if config.qk_norm else None
+        self.q_norm = RMSNorm(K, config.norm_eps, offset=config.norm_offset) if config.qk_norm else None
+        self.k_norm = RMSNorm(K, config.norm_eps, offset=config.norm_offset) if config.qk_norm else None
 
     def __call__(
         self,
@@ -98,7 +101,7 @@ class Attention(nnx.Module):
         cos, sin = context.cos_RBTF[rope], context.sin_RBTF[rope]
         q, k_BJTK, v_BJTK = rotate(q, cos, sin), rotate(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if cache is None:
-            seen, cache = Packed(context.segments_BT), Cache(k_BJTK, v_BJTK)
+            seen, cache = Packed(context.segments_BT, context.spans_BT), Cache(k_BJTK, v_BJTK)
         else:
             assert context.start_B is not None
             seen = Cached(context.start_B, layer, cache.places_last)
@@ -149,12 +152,12 @@ class Block(nnx.Module):
     """Attention and MLP with their norms and residual connections."""
 
     def __init__(self, config: DecoderConfig):
-        self.attention_norm = RMSNorm(config.hidden, config)
+        self.attention_norm = _norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = RMSNorm(config.hidden, config)
-        self.mlp = MLP(config)
-        self.post_attention_norm = RMSNorm(config.hidden, config) if config.post_norms else None
-        self.post_mlp_norm = RMSNorm(config.hidden, config) if config.post_norms else None
+        self.mlp_norm = _norm(config)
+        self.mlp = MLP(config.hidden, config.mlp, config.activation, bias=config.mlp_bias)
+        self.post_attention_norm = _norm(config) if config.post_norms else None
+        self.post_mlp_norm = _norm(config) if config.post_norms else None
 
     def __call__(
         self,
@@ -171,6 +174,10 @@ class Block(nnx.Module):
         y = self.mlp(self.mlp_norm(x))
         x = x + (y if self.post_mlp_norm is None else self.post_mlp_norm(y))
         return constrain(x, "rows", None, None), cache
+
+
+def _norm(config: DecoderConfig) -> RMSNorm:
+    return RMSNorm(config.hidden, config.norm_eps, offset=config.norm_offset)
 
 
 def _projections(block: Block) -> list[Projection]:
@@ -192,7 +199,9 @@ class Decoder(nnx.Module):
         # Tables start at 1/sqrt(D) for the output side; families with embed_scale multiply by sqrt(D) going in.
         self.embedding = weight((config.vocab, config.hidden), ("vocab", "embed"), config.hidden**-0.5)
         self.layers = nnx.vmap(lambda: Block(config), out_axes=0, axis_size=config.layers)()
-        self.norm = RMSNorm(config.hidden, config)
+        self.norm = _norm(config)
+        self.vision = vision_tower(config)
+        self.audio = AudioTower(config) if config.audio else None
 
     def embed(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
         """Embeddings of tokens, scaled as the family asks, in the compute dtype."""
@@ -200,6 +209,20 @@ class Decoder(nnx.Module):
         table = constrain(self.embedding[...], "act_vocab", None)
         x = jnp.take(table, tokens, axis=0).astype(self.config.dtype)
         return x if self.config.embed_scale == 1 else x * jnp.asarray(self.config.embed_scale, x.dtype)
+
+    def features(self, media: Media) -> Float[Array, "S N D"]:
+        """What the towers make of media, in the compute dtype: features of patches first, then those of frames."""
+        dtype = self.config.dtype
+        if media.features is not None:
+            return media.features.astype(dtype)
+        parts: list[jax.Array] = []
+        if media.patches is not None:
+            assert self.vision is not None, "media with patches, and the model has no vision tower"
+            parts.append(self.vision(media.patches))
+        if media.frames is not None:
+            assert self.audio is not None, "media with frames, and the model has no audio tower"
+            parts.append(self.audio(media.frames))
+        return jnp.concatenate(parts, axis=1)
 
     def unstack(self) -> tuple[PyTree, ...]:
         """The parameters of each layer by themselves.
@@ -237,7 +260,8 @@ class Decoder(nnx.Module):
         row b go to slots ``start_B[b] ..`` and attend to all slots of the row up to their own (segments are not read).
 
         Args:
-          inputs: tokens, positions and segments of shape ``[*B, T]``.
+          inputs: tokens, positions and segments of shape ``[*B, T]``; media, whose features take the place of
+            embeddings. With a cache, images whose tokens see each other (``image_spans``) are refused.
           cache: keys and values of what came before; needs exactly one leading axis.
           start_B: first slot of each row's new tokens; 0 when omitted.
           blocks: layers from ``blocks`` to run one by one in place of the scan, with a cache for each.
@@ -248,14 +272,22 @@ class Decoder(nnx.Module):
         """
         lead, T = inputs.tokens.shape[:-1], inputs.tokens.shape[-1]
         tokens, positions, segments = (a.reshape(-1, T) for a in (inputs.tokens, inputs.positions, inputs.segments))
-        config = self.config
+        config, media = self.config, inputs.media
+        if media is not None and media.positions is not None:
+            positions = media.positions.reshape(-1, T, 3)
+        spans = None if media is None or media.spans is None else media.spans.reshape(-1, T)
+        if spans is not None and cache is not None:
+            raise ValueError("tokens of an image see each other without a cache only: prefill with collect=True")
         cos, sin = rope_tables(config, positions)
         if cache is None:
             start_B = None
         elif start_B is None:
             start_B = jnp.zeros(tokens.shape[:1], jnp.int32)
-        context = _Context(cos, sin, segments, start_B)
-        x = constrain(self.embed(tokens), "rows", None, None)
+        context = _Context(cos, sin, segments, spans, start_B)
+        x = self.embed(tokens)
+        if media is not None:
+            x = splice(x, self.features(media), media.index.reshape(-1, T))
+        x = constrain(x, "rows", None, None)
         if blocks is None:
             assert not isinstance(cache, tuple)
             x, cache = self._scan(x, context, cache, collect)

@@ -118,6 +118,7 @@ FAMILY = names.Family(
     },
     from_hf=from_hf,
     to_hf=to_hf,
+    not_stock=("value",),
     names=(
         *names.TRANSFORMER,
         *names.SANDWICH_NORMS,

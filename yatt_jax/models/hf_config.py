@@ -24,6 +24,8 @@ ACTIVATION_NAMES: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 
+ACTIVATION_KEYS: Mapping[str, str] = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
 # Keys that do not change what the model computes (dropout is off in this trainer; see docs/numerics.md).
 # fmt: off
 _HARMLESS = frozenset(
@@ -54,10 +56,16 @@ class ConfigError(InputError):
 
 
 class HfConfig:
-    """A config.json whose keys are asked for one by one."""
+    """A config.json, or a part of one, whose keys are asked for one by one.
 
-    def __init__(self, values: Mapping[str, Any]):
+    Args:
+      values: its keys.
+      part: key of the part, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], part: str = ""):
         self.values = values
+        self.prefix = f"{part}." if part else ""
         self.family = str(values.get("model_type"))
         self._asked: set[str] = set()
 
@@ -80,23 +88,36 @@ class HfConfig:
         """
         value = self.get(key, default)
         if value is None:
-            raise ConfigError(f"config key {key} is missing: a {self.family} config needs it")
+            raise ConfigError(f"config key {self.prefix}{key} is missing: a {self.family} config needs it")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"config key {key} = {value!r}: a positive whole number is needed")
+            raise ConfigError(f"config key {self.prefix}{key} = {value!r}: a positive whole number is needed")
         return value
 
     def activation(self, key: str, default: str) -> Activation:
         """The MLP activation under our name."""
         value = self.get(key, default)
         if value not in ACTIVATION_NAMES:
-            raise ConfigError(f"config key {key} = {value!r} is not supported; {', '.join(ACTIVATION_NAMES)} are")
+            known = ", ".join(ACTIVATION_NAMES)
+            raise ConfigError(f"config key {self.prefix}{key} = {value!r} is not supported; {known} are")
         return ACTIVATION_NAMES[value]
+
+    def part(self, key: str, default: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A config within the config.
+
+        Raises:
+          ConfigError: missing without a default, or not an object.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, Mapping):
+            missing = "is missing" if value is None else f"= {value!r}"
+            raise ConfigError(f"config key {self.prefix}{key} {missing}: a {self.family} config needs an object here")
+        return dict(value)
 
     def require_off(self, key: str, off: tuple[Any, ...], reason: str) -> None:
         """Refuses a switch unless it is absent, null or one of ``off``."""
         value = self.get(key, None)
         if value is not None and value not in off:
-            raise ConfigError(f"config key {key} = {value!r} is not supported: {reason}")
+            raise ConfigError(f"config key {self.prefix}{key} = {value!r} is not supported: {reason}")
 
     def finish(self) -> None:
         """Refuses known switches that nothing implements, and warns of keys that nobody knows.
@@ -113,7 +134,7 @@ class HfConfig:
         if unknown:
             warnings.warn(
                 f"config keys that the {self.family} family does not know, and that change nothing here: "
-                + ", ".join(sorted(unknown)),
+                + ", ".join(self.prefix + key for key in sorted(unknown)),
                 stacklevel=3,
             )
 
@@ -223,6 +244,8 @@ def write_rope(rope: Rope) -> dict[str, Any]:
     if scaling is not None and rope.kind == "yarn":
         scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
         scaling |= {"attention_factor": rope.attention_factor}
+    if rope.sections:
+        scaling = (scaling or {"rope_type": "default"}) | {"mrope_section": list(rope.sections)}
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
@@ -255,7 +278,7 @@ def common_keys(config: DecoderConfig) -> dict[str, Any]:
 
 def activation_key(config: DecoderConfig) -> str:
     """The MLP activation under its Hugging Face name."""
-    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation)
+    return ACTIVATION_KEYS[config.activation]
 
 
 def check_layer_types(kinds: Sequence[str], layers: int) -> None:

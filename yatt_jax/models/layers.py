@@ -42,9 +42,9 @@ def constant(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...])
 class RMSNorm(nnx.Module):
     """Root mean square norm (Zhang & Sennrich 2019): ``x / sqrt(mean(x^2) + eps) * weight``, computed in float32."""
 
-    def __init__(self, size: int, config: DecoderConfig):
-        self.eps = config.norm_eps
-        self.offset = 1.0 if config.norm_offset else 0.0
+    def __init__(self, size: int, eps: float, *, offset: bool = False):
+        self.eps = eps
+        self.offset = 1.0 if offset else 0.0
         self.scale = constant(1.0 - self.offset, (size,), (None,))
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
@@ -52,6 +52,22 @@ class RMSNorm(nnx.Module):
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         return (x32 * (self.offset + self.scale[...].astype(jnp.float32))).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm (Ba et al. 2016): ``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``, computed in float32."""
+
+    def __init__(self, size: int, eps: float):
+        self.eps = eps
+        self.scale = constant(1.0, (size,), (None,))
+        self.bias = constant(0.0, (size,), (None,))
+
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        """Normed along the last dimension, in the dtype of x."""
+        x32 = x.astype(jnp.float32)
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (x32 * self.scale[...].astype(jnp.float32) + self.bias[...].astype(jnp.float32)).astype(x.dtype)
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
@@ -85,12 +101,20 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def rope_tables(
-    config: DecoderConfig, positions_BT: Int[Array, "B T"]
+    config: DecoderConfig, positions: Int[Array, "B T"] | Int[Array, "B T 3"]
 ) -> tuple[Float[Array, "R B T H"], Float[Array, "R B T H"]]:
-    """Cosines and sines of each rotary embedding of the model, ``[ropes, B, T, head_dim / 2]``, float32."""
+    """Cosines and sines of each rotary embedding of the model, ``[ropes, B, T, head_dim / 2]``, float32.
+
+    With one position, M-RoPE turns all frequencies by it, as it does with three that are equal.
+    """
     cosines, sines = [], []
     for rope in config.ropes:
-        angle = positions_BT[..., None].astype(jnp.float32) * rope_frequencies(rope, config.head_dim)
+        if positions.ndim == 3:
+            axes = np.repeat(np.arange(len(rope.sections)) % 3, rope.sections)
+            of_frequency = positions[..., axes]
+        else:
+            of_frequency = positions[..., None]
+        angle = of_frequency.astype(jnp.float32) * rope_frequencies(rope, config.head_dim)
         cosines.append(jnp.cos(angle) * rope.attention_factor)
         sines.append(jnp.sin(angle) * rope.attention_factor)
     return jnp.stack(cosines), jnp.stack(sines)
@@ -104,6 +128,16 @@ def rotate(
     cos, sin = cos_BTF[:, :, None, :], sin_BTF[:, :, None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x_BTHK.dtype)
+
+
+def splice(
+    x_BTD: Float[Array, "B T D"], features_SND: Float[Array, "S N D"], index_BT: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Embeddings with features in their place where the index is not 0; see ``types.Media``."""
+    B, T, D = x_BTD.shape
+    index = index_BT.reshape(features_SND.shape[0], -1, 1)
+    taken = jnp.take_along_axis(features_SND, jnp.maximum(index - 1, 0), axis=1).reshape(B, T, D)
+    return jnp.where((index_BT > 0)[..., None], taken, x_BTD)
 
 
 class Projection(nnx.Module):
@@ -152,9 +186,9 @@ class Projection(nnx.Module):
 class MLP(nnx.Module):
     """Gated MLP (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
 
-    def __init__(self, config: DecoderConfig):
-        D, F, bias = config.hidden, config.mlp, config.mlp_bias
-        self.activation = config.activation
+    def __init__(self, hidden: int, width: int, activation: str, *, bias: bool):
+        D, F = hidden, width
+        self.activation = activation
         self.gate = Projection((D,), (F,), ("embed", "mlp"), bias=bias)
         self.up = Projection((D,), (F,), ("embed", "mlp"), bias=bias)
         self.down = Projection((F,), (D,), ("mlp", "embed"), bias=bias)
@@ -164,3 +198,17 @@ class MLP(nnx.Module):
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
         gate = ACTIVATIONS[self.activation](self.gate(x_ND))
         return self.down(constrain(gate * self.up(x_ND), "rows", "act_mlp")).reshape(x_BTD.shape)
+
+
+class FeedForward(nnx.Module):
+    """MLP without a gate: ``down(activation(up(x)))``, with biases."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, activation: str):
+        self.activation = activation
+        self.up = Projection((inputs,), (width,), ("embed", "mlp"), bias=True)
+        self.down = Projection((width,), (outputs,), ("mlp", "embed"), bias=True)
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """The output in the dtype of x."""
+        x = constrain(self.up(x_BTD), "rows", None, "act_mlp")
+        return self.down(ACTIVATIONS[self.activation](x))

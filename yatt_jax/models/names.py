@@ -106,6 +106,8 @@ class Family:
       from_hf: the decoder that a config.json describes; raises ``ConfigError`` naming the key it cannot follow.
       to_hf: the config.json of a decoder.
       names: the name table.
+      not_stock: kinds of model that transformers has no class for; their folders are read here alone.
+      unread: beginnings of names of tensors that belong to other models in the same folder.
     """
 
     model_type: str
@@ -113,6 +115,8 @@ class Family:
     from_hf: Callable[[Mapping[str, Any]], DecoderConfig]
     to_hf: Callable[[DecoderConfig], dict[str, Any]]
     names: tuple[Name, ...]
+    not_stock: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +183,25 @@ def leaves_of(table: Sequence[Name], abstract: Params) -> list[Leaf]:
         names = tuple(tuple(name.format(layer=layer) for name in spellings) for layer in range(count))
         result.append(Leaf(path, shape, row.stacked, Layout.parse(row.layout), names))
     return result
+
+
+def under(rows: Sequence[Name], prefix: str, first: str, *others: str) -> tuple[Name, ...]:
+    """Rows with another beginning of their names; those that begin otherwise stay.
+
+    Args:
+      rows: of a table.
+      prefix: what is taken off.
+      first: what is written in its place.
+      others: what else checkpoints are known to have there.
+    """
+
+    def moved(row: Name) -> Name:
+        if not row.hf.startswith(prefix):
+            return row
+        names = [start + name.removeprefix(prefix) for name in (row.hf, *row.also) for start in (first, *others)]
+        return dataclasses.replace(row, hf=names[0], also=tuple(names[1:]))
+
+    return tuple(moved(row) for row in rows)
 
 
 _LAYER = "model.layers.{layer}."

@@ -23,9 +23,14 @@ class Packed:
 
     Attributes:
       segments: document number of each token in its row; 0 is padding, which sees nothing.
+      spans: tokens of one span (of one segment) also see those that follow in it, as Gemma 3 does within an image; 0
+        is none. Windows hide what lies before, never what follows.
+      causal: where False, a token sees its whole segment, as encoders do.
     """
 
     segments: Int[Array, "B T"]
+    spans: Int[Array, "B T"] | None = None
+    causal: bool = dataclasses.field(default=True, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -54,11 +59,20 @@ def visible(seen: Seen, queries: int, keys: int, window: int | Int[Array, ""]) -
     if isinstance(seen, Packed):
         segments = seen.segments
         ahead = (index[:, None] - place)[None]
-        same = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
+        same = _equal(segments, segments)
+        before = (ahead >= 0) | (not seen.causal)
+        if seen.spans is not None:
+            before |= _equal(seen.spans, seen.spans)
     else:
         at = seen.start[:, None, None] + index[None, :, None]
         ahead, same = at - place, at < keys
-    return same & (ahead >= 0) & ((ahead < window) | (jnp.asarray(window) == 0))
+        before = ahead >= 0
+    return same & before & ((ahead < window) | (jnp.asarray(window) == 0))
+
+
+def _equal(of_q: Int[Array, "B T"], of_k: Int[Array, "B S"]) -> Bool[Array, "B T S"]:
+    """Which numbers agree; 0 agrees with none."""
+    return (of_q[:, :, None] == of_k[:, None, :]) & (of_q[:, :, None] > 0)
 
 
 def plain(

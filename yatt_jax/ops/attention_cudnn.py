@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from yatt_jax.ops.attention import Packed
+from yatt_jax.ops.attention import Packed, visible
 
 
 def cudnn(
@@ -33,14 +33,19 @@ def cudnn(
     segments = jnp.pad(seen.segments, ((0, 0), (0, pad)))
     # Padding sees padding, as softmax must see something; its outputs are set to zero below.
     same = segments[:, None, :, None] == segments[:, None, None, :]
+    causal = seen.causal and seen.spans is None
+    if seen.spans is not None:
+        spans = jnp.pad(seen.spans, ((0, 0), (0, pad)))
+        same &= visible(Packed(segments + 1, spans), T + pad, T + pad, window)[:, None]
+        window = 0
     out = jax.nn.dot_product_attention(
         q,
         k,
         v,
         mask=same,
         scale=scale,
-        is_causal=True,
-        local_window_size=(window - 1, 0) if window else None,
+        is_causal=causal,
+        local_window_size=(window - 1, 0 if causal else T + pad) if window else None,
         implementation=implementation,
     )
     return jnp.where((seen.segments > 0)[:, :, None, None], out[:, :T], 0)

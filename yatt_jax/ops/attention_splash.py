@@ -38,7 +38,7 @@ def splash(
     softcap: float,
     interpret: bool = False,
 ) -> Float[Array, "B T H K"]:
-    """``attention.plain`` for packed rows, with the same arguments but a window known at compile time.
+    """``attention.plain`` for packed rows without spans, with the same arguments but a window known at compile time.
 
     ``interpret`` runs the kernel's program on any platform, slowly.
     """
@@ -48,15 +48,16 @@ def splash(
     q_BHTK = jnp.pad((q_BTHK * scale).transpose(0, 2, 1, 3), ((0, 0), (0, 0), (0, pad), (0, 0)))
     k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0))) for x in (k_BJTK, v_BJTK))
     segments = jnp.pad(seen.segments, ((0, 0), (0, pad)))
-    kernel = _kernel(T + pad, H, side, window, softcap, interpret)
+    kernel = _kernel(T + pad, H, side, window, softcap, seen.causal, interpret)
     out: Any = jax.vmap(kernel)(q_BHTK, k, v, library.SegmentIds(segments, segments))
     out = out.transpose(0, 2, 1, 3)[:, :T]
     return jnp.where((seen.segments > 0)[:, :, None, None], out, 0)
 
 
-def _kernel(length: int, heads: int, side: int, window: int, softcap: float, interpret: bool):
+def _kernel(length: int, heads: int, side: int, window: int, softcap: float, causal: bool, interpret: bool):
     shape = length, length
-    mask = library.LocalMask(shape, (window - 1, 0), 0) if window else library.CausalMask(shape)
+    whole = library.CausalMask(shape) if causal else library.FullMask(shape)
+    mask = library.LocalMask(shape, (window - 1, 0 if causal else None), 0) if window else whole
     sides = library.BlockSizes(
         block_q=side,
         block_kv=side,
