@@ -98,7 +98,7 @@ class MediaProcessor:
             made.grid,
             made.tokens,
             made.seconds,
-            hashlib.sha256(np.ascontiguousarray(made.values)).hexdigest()[:24],
+            hashlib.sha256(np.ascontiguousarray(made.values).tobytes()).hexdigest()[:24],
             load=functools.partial(self._values, source),
             preview=functools.partial(make_preview, source, self.limits),
             kept=made.values,
