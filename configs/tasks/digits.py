@@ -43,3 +43,22 @@ def digits(algo: str, variant: str) -> Any:
     config.evaluation.prompts = 60
     config.report.tensorboard = False
     return config
+
+
+def digits_in_groups(algo: str, variant: str) -> Any:
+    """The same for an algorithm without a critic: several responses to each prompt, compared with each other.
+
+    Args:
+      algo: the algorithm.
+      variant: as of ``digits``.
+
+    Raises:
+      ValueError: another variant.
+    """
+    config = digits(algo, variant)
+    config.rollout.prompts = 4 if variant == "tiny" else 32
+    config.rollout.samples_per_prompt = 8
+    config.hyper.epochs = 2
+    config.hyper.entropy_coef = 0.02
+    config.steps = 3 if variant == "tiny" else 100
+    return config
