@@ -89,6 +89,8 @@ class Inputs:
 class Rollout:
     """Sampled rows as arrays: prompt and response side by side, from index 0, padded on the right.
 
+    Where an algorithm compares with the data's own answers, the prompt with that answer follows as segment 2.
+
     Attributes:
       inputs: tokens of prompt and response.
       response_mask: 1 at tokens the policy wrote (they are what is trained), else 0. Index t marks token t itself.
@@ -326,6 +328,7 @@ class Prompt:
       columns: every further column of the record, for the reward.
       source: "file:line" of the record, for messages.
       index: number of the record in its data set.
+      answer: token ids of the record's own answer, its end included, where the algorithm compares with it; else empty.
     """
 
     messages: list[dict[str, Any]]
@@ -334,6 +337,7 @@ class Prompt:
     columns: Mapping[str, Any]
     source: str
     index: int
+    answer: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,8 @@ def digits(algo: str, variant: str) -> Any:
     config.data.max_prompt_tokens = 3
     config.rollout.sampling.max_new_tokens = 10
     config.rewards = {"digits": {"fn": f"yatt_jax.rewards.rules:{reward}", "weight": 1.0, "kwargs": {}, "chunk": 0}}
-    config.hyper.kl.place = "none"
+    if "kl" in config.hyper:
+        config.hyper.kl.place = "none"
     config.hyper.minibatches = 2
     config.actor_optimizer.lr = 2e-3
     config.train.micro_rows = 0
