@@ -61,5 +61,5 @@ def digits_in_groups(algo: str, variant: str) -> Any:
     config.rollout.samples_per_prompt = 8
     config.hyper.epochs = 2
     config.hyper.entropy_coef = 0.02
-    config.steps = 3 if variant == "tiny" else 100
+    config.steps = 3 if variant == "tiny" else 60
     return config
