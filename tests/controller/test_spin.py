@@ -124,3 +124,9 @@ def test_the_same_run_for_several_processes(
 def test_another_reference_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config.model.reference = .*: spin makes the policy its own reference"):
         tiny.plan(tiny.config(tmp_path, **CHANGES, model__reference="configs/data/digits_teacher"))
+
+
+def test_responses_of_another_iteration_are_a_fault(tmp_path: Path) -> None:
+    late: dict[str, Any] = {"rollout__tail": "ahead", "rollout__max_staleness": 1}
+    with pytest.raises(ConfigError, match=r"config.rollout: spin compares .* needs tail = 'wait' or 'abort'"):
+        tiny.plan(tiny.config(tmp_path, **CHANGES, **late))
