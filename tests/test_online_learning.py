@@ -31,7 +31,8 @@ BY_REWARD = [
     "reinforce_pp_digits:baseline",
     "best_of_n_digits",
 ]
-REACHED, BOUND = 0.6, 0.25  # of a best reward of 1, and 0.03 by guessing
+REACHED, BOUND = 0.85, 0.25  # of a best reward of 1, and 0.03 by guessing
+TEACHER = 0.5  # the teacher itself gets 0.58
 
 
 def held_out(folder: Path, name: str, *, seed: int, variant: str = "", **changes: Any) -> list[float]:
@@ -55,7 +56,7 @@ def held_out(folder: Path, name: str, *, seed: int, variant: str = "", **changes
 def test_it_learns(tmp_path: Path, name: str, seed: int) -> None:
     rewards = held_out(tmp_path, name, seed=seed)
     assert rewards[0] < 0.2
-    assert rewards[-1] >= REACHED, rewards
+    assert rewards[-1] >= (TEACHER if name == "distill_digits" else REACHED), rewards
 
 
 @pytest.mark.parametrize("name", [name for name in BY_REWARD if ":" not in name])
