@@ -7,14 +7,10 @@ Variants:  ``:tiny`` runs three steps. ``:shuffled`` deals the rewards out to th
 
 from ml_collections import ConfigDict
 
-from configs.tasks.digits import digits
+from configs.tasks.digits import digits_in_groups
 
 
 def get_config(variant: str = "") -> ConfigDict:
     """The config; ``variant`` is "", "tiny" or "shuffled"."""
-    config = digits("grpo", variant)
-    config.rollout.prompts = 4 if variant == "tiny" else 32
-    config.rollout.samples_per_prompt = 8
-    config.hyper.epochs = 2
-    config.hyper.entropy_coef = 0.02
+    config = digits_in_groups("grpo", variant)
     return config.lock()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from yatt_jax.controller.eval_config import EvalConfig, PromptsEvalConfig, RowsEvalConfig
 from yatt_jax.controller.hosts import ControllerConfig
 from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.controller.parking import Parked
@@ -240,46 +241,6 @@ class PhasesConfig(ParallelConfig):
     rollout: Split = Split()
     sampling_copy: Literal["drop", "keep"] = "drop"
     park: Parked = "none"
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    """Held-out evaluation.
-
-    Attributes:
-      every: steps between evaluations; the start and the end are always evaluated. 0: never.
-    """
-
-    every: int = 10
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name} = {getattr(self, field.name)}: must not be negative")
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptsEvalConfig(EvalConfig):
-    """Held-out evaluation on what the actor writes.
-
-    Attributes:
-      prompts: how many held-out prompts, the first ones; 0: all.
-      temperature: of the evaluation's samples (other sampling settings are the rollout's); 0: greedy.
-    """
-
-    prompts: int = 64
-    temperature: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class RowsEvalConfig(EvalConfig):
-    """Held-out evaluation on given rows.
-
-    Attributes:
-      rows: how many held-out rows, the first ones; 0: all.
-    """
-
-    rows: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

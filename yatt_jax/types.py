@@ -143,6 +143,8 @@ class Inputs:
 class Rollout:
     """Sampled rows as arrays: prompt and response side by side, from index 0, padded on the right.
 
+    Where an algorithm compares with the data's own answers, the prompt with that answer follows as segment 2.
+
     Attributes:
       inputs: tokens of prompt and response.
       response_mask: 1 at tokens the policy wrote (they are what is trained), else 0. Index t marks token t itself.
@@ -416,6 +418,7 @@ class Prompt:
       source: "file:line" of the record, for messages.
       index: number of the record in its data set.
       media: images, audios and videos in the order of their places in ``tokens``.
+      answer: token ids of the record's own answer, its end included, where the algorithm compares with it; else empty.
     """
 
     messages: list[dict[str, Any]]
@@ -425,6 +428,7 @@ class Prompt:
     source: str
     index: int
     media: tuple[MediaItem, ...] = ()
+    answer: tuple[int, ...] = ()
 
     @property
     def identity(self) -> str:

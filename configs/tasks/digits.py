@@ -34,7 +34,8 @@ def digits(algo: str, variant: str) -> Any:
     config.data.max_prompt_tokens = 3
     config.rollout.sampling.max_new_tokens = 10
     config.rewards = {"digits": {"fn": f"yatt_jax.rewards.rules:{reward}", "weight": 1.0, "kwargs": {}, "chunk": 0}}
-    config.hyper.kl.place = "none"
+    if "kl" in config.hyper:
+        config.hyper.kl.place = "none"
     config.hyper.minibatches = 2
     config.actor_optimizer.lr = 2e-3
     config.train.micro_rows = 0
@@ -42,4 +43,23 @@ def digits(algo: str, variant: str) -> Any:
     config.evaluation.every = 10
     config.evaluation.prompts = 60
     config.report.tensorboard = False
+    return config
+
+
+def digits_in_groups(algo: str, variant: str) -> Any:
+    """The same for an algorithm without a critic: several responses to each prompt, compared with each other.
+
+    Args:
+      algo: the algorithm.
+      variant: as of ``digits``.
+
+    Raises:
+      ValueError: another variant.
+    """
+    config = digits(algo, variant)
+    config.rollout.prompts = 4 if variant == "tiny" else 32
+    config.rollout.samples_per_prompt = 8
+    config.hyper.epochs = 2
+    config.hyper.entropy_coef = 0.02
+    config.steps = 3 if variant == "tiny" else 60
     return config

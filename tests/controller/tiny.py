@@ -16,12 +16,14 @@ ALPHABET = "abcdefgh "
 
 
 def config(folder: Path, **changes: Any) -> ConfigDict:
-    """A config whose run takes seconds; ``changes`` are dotted keys with ``__`` for the dots."""
+    """A config whose run takes seconds; ``changes`` are dotted keys with ``__`` for the dots, and ``algo``."""
     data = folder / "prompts.jsonl"
     if not data.exists():
-        rows = [{"prompt": f"{a}{b} {c}", "answer": c} for a in "abcd" for b in "efgh" for c in "ab"]
+        rows = [
+            {"prompt": f"{a}{b} {c}", "answer": c, "completion": c + b} for a in "abcd" for b in "efgh" for c in "ab"
+        ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = default_config("ppo")
+    made = default_config(changes.pop("algo", "ppo"))
     made.model.tokenizer = f"characters:{ALPHABET}"
     made.model.init.hidden = 32
     made.model.init.mlp = 64

@@ -35,24 +35,34 @@ def partition(shards: int) -> Partition:
     return make_partitions(Split(), Split(), jax.devices()[:shards])[0]
 
 
-def packed_rows(shards: int, shape: PackShape) -> tuple[Packed, np.ndarray]:
-    """Rows over the shards, and the number of each slot's row."""
+def documents_of(source: np.ndarray, documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which document of its row each token of the slots is in, from 1 (0: none), and its place there."""
+    lengths = np.where(source >= 0, LENGTHS[source], 0)[:, None]
+    second = lengths // 2 if documents == 2 else lengths
+    place = np.arange(T)
+    segments = np.where(place < lengths, 1 + (place >= second), 0).astype(np.int32)
+    return segments, np.where(segments == 2, place - second, np.where(segments == 1, place, 0)).astype(np.int32)
+
+
+def packed_rows(shards: int, shape: PackShape, documents: int = 1) -> tuple[Packed, np.ndarray]:
+    """Rows over the shards, and the number of each slot's row. A token is 100 times its document plus its place."""
     where, capacity = partition(shards), 24 // shards + 1
     assigned = balance(LENGTHS.astype(float), shards, capacity)
     source = assigned.source()
-    lengths = np.where(source >= 0, LENGTHS[source], 0)
-    segments = (np.arange(T) < lengths[:, None]).astype(np.int32)
-    tokens = (source[:, None] * 100 + np.arange(T)).astype(np.int32)
-    inputs = Inputs(jnp.asarray(tokens), jnp.asarray(segments * np.arange(T)), jnp.asarray(segments))
+    segments, positions = documents_of(source, documents)
+    tokens = ((source[:, None] * 2 + segments) * 100 + positions).astype(np.int32)
+    inputs = Inputs(jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments))
     rows = Rows(inputs, jnp.asarray(source))
     filled = fill(LENGTHS, LENGTHS.astype(float), assigned.shard, assigned.slot, shards, capacity, shape)
     return Packed(jax.device_put(rows, where.rows), place_layout(filled, shape, where)), source
 
 
 @pytest.mark.parametrize("shards", [1, 4])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_packs_hold_every_token_once_and_give_it_back(shape: PackShape, shards: int) -> None:
-    packed, source = packed_rows(shards, shape)
+@pytest.mark.parametrize(
+    ("shape", "documents"), [*((shape, 1) for shape in SHAPES.values()), (SHAPES["two kinds"], 2)], ids=str
+)
+def test_packs_hold_every_token_once_and_give_it_back(shape: PackShape, documents: int, shards: int) -> None:
+    packed, source = packed_rows(shards, shape, documents)
     S, C = packed.layout.order.shape
 
     @jax.jit
@@ -62,7 +72,7 @@ def test_packs_hold_every_token_once_and_give_it_back(shape: PackShape, shards: 
             inputs, count = micro.inputs, jnp.zeros((S * C * T,), jnp.int32)
             place = jnp.where(micro.token >= 0, micro.token + jnp.arange(S)[:, None] * C * T, S * C * T)
             count = count.at[place.reshape(-1)].add(1, mode="drop")
-            # What a model would see: tokens of one row side by side, counted from 0, with a segment of their own.
+            # What a model would see: tokens of one document side by side, counted from 0, with a segment of their own.
             wrong = jnp.sum((inputs.tokens % 100 != inputs.positions) & (inputs.segments > 0))
             mixed = (inputs.segments[:, 1:] == inputs.segments[:, :-1]) != (
                 inputs.tokens[:, 1:] // 100 == inputs.tokens[:, :-1] // 100
@@ -80,8 +90,9 @@ def test_packs_hold_every_token_once_and_give_it_back(shape: PackShape, shards: 
     lengths = np.where(source >= 0, LENGTHS[source], 0)
     np.testing.assert_array_equal(seen.reshape(S * C, T), np.arange(T) < lengths[:, None])
     np.testing.assert_array_equal(numbers, np.where(lengths > 0, source, -1))
-    inside = (np.arange(T) >= 1) & (np.arange(T) < lengths[:, None])
-    np.testing.assert_array_equal(tokens, np.where(inside, source[:, None] * 100 + np.arange(T), 0))
+    segments, positions = documents_of(source, documents)
+    before = (source[:, None] * 2 + segments) * 100 + positions  # tokens are one less than what was read there
+    np.testing.assert_array_equal(tokens, np.where(positions > 0, before, 0))
 
 
 def test_derivatives_are_gathers_inside_a_shard() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from yatt_jax.controller.hosts import Sums
 from yatt_jax.errors import RunFailure
+from yatt_jax.ops.estimates import attempts
 from yatt_jax.parallel.balance import Assignment
 from yatt_jax.parallel.fill import Filling
 from yatt_jax.parallel.repartition import Moved
@@ -20,6 +21,7 @@ from yatt_jax.rollout.engine import Stats
 from yatt_jax.types import PyTree, Sample
 
 _SQUARES = "reward_squares"
+_OF_SQUARES, _COUNT = " squares", " count"
 
 
 def mean_advantages(batch: PyTree) -> jax.Array:
@@ -39,6 +41,41 @@ def score_sums(rewards: Scores) -> Sums:
     for name, values in {"reward": total, _SQUARES: total**2, **single}.items():
         finite = values[np.isfinite(values)]
         found[name] = float(finite.sum()), len(finite)
+    return found
+
+
+def prompt_figures(samples: int, votes: bool, win_rate: bool) -> list[str]:
+    """Names of what an evaluation measures of each prompt, and reports with an interval."""
+    several = [f"pass@{k}" for k in attempts(samples)] if samples > 1 else []
+    return ["reward", *several, *([f"maj@{samples}"] if votes else []), *(["win_rate"] if win_rate else [])]
+
+
+def prompt_sums(figures: Mapping[str, Sequence[float]]) -> Sums:
+    """Figures of this process's prompts, one of each prompt, as totals and weights; NaN does not count.
+
+    ``with_intervals`` takes the squares out of the means again.
+    """
+    found: Sums = {}
+    for name, values in figures.items():
+        known = np.asarray(values, np.float64)
+        known = known[np.isfinite(known)]
+        found[name] = float(known.sum()), len(known)
+        found[f"{name}{_OF_SQUARES}"] = float((known**2).sum()), len(known)
+        found[f"{name}{_COUNT}"] = len(known), None
+    return found
+
+
+def with_intervals(means: Mapping[str, float]) -> dict[str, float]:
+    """Means of ``prompt_sums`` with the half-width of their 95 % interval, the prompts being drawn independently."""
+    found = {}
+    for name, mean in means.items():
+        if name.endswith((_OF_SQUARES, _COUNT)):
+            continue
+        found[name] = mean
+        count = means.get(f"{name}{_COUNT}", 0.0)
+        if count > 1:
+            spread = max(means[f"{name}{_OF_SQUARES}"] - mean**2, 0.0)
+            found[f"{name}_ci95"] = 1.96 * math.sqrt(spread / (count - 1))
     return found
 
 

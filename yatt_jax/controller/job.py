@@ -98,7 +98,7 @@ class Job(abc.ABC, Generic[P]):
 
     Attributes:
       states: what is trained, by role.
-      frozen: weights of the other roles.
+      frozen: weights of the other roles; an algorithm with iterations renews its reference.
       first_step: steps done before.
       resumed: whether the run goes on from a checkpoint.
       status: exit status of the command.
@@ -276,7 +276,12 @@ class Job(abc.ABC, Generic[P]):
 
     def _state(self) -> State:
         common = {"versions": self._versions, "reference": self._reference} | self._more_state()
-        return State(self.states, {"data": self._source.state()} | self._own_state(), common)
+        return State(self._arrays(), {"data": self._source.state()} | self._own_state(), common)
+
+    def _arrays(self) -> dict[str, Any]:
+        """What a checkpoint holds by role: states, and weights that are renewed as the run goes."""
+        renewed = ("reference",) if hasattr(self.algo, "iteration_start") else ()
+        return self.states | {role: self.frozen[role] for role in renewed}
 
     def _restore(self, found: Found) -> None:
         """Puts the run back where it was."""
@@ -285,10 +290,13 @@ class Job(abc.ABC, Generic[P]):
                 f"{found.path}: the run was saved with another reference than the one that config.model names now: "
                 "its files have changed; start a new run"
             )
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.states)
-        free(jax.tree.leaves(self.states))
+        arrays = self._arrays()
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
+        free(jax.tree.leaves(arrays))
         with self.timeline.phase("restore"):
-            self.states.update(self.keeper.checkpoints.restore(found, like))
+            restored = self.keeper.checkpoints.restore(found, like)
+        self.states.update({role: restored[role] for role in self.states})
+        self.frozen.update({role: weights for role, weights in restored.items() if role in self.frozen})
         self._source.restore([own["data"] for own in found.own])
         self._restore_own(found.own)
         self._restore_more(found.common)

@@ -77,6 +77,16 @@ def load_weights(plan: Plan, role: str, first: Params | None, progress: Progress
     return from_actor(plan, model, first)
 
 
+def make_copy(plan: Plan, role: str) -> Callable[[Params], Params]:
+    """A program that copies the actor's weights for a frozen language model of the same sizes."""
+    model = plan.models[role]
+
+    def copy(actor: PyTree) -> Params:
+        return jax.tree.map(lambda x, like: jnp.copy(x).astype(like.dtype), actor, model.abstract)
+
+    return jax.jit(copy, out_shardings=model.shardings(plan.train))
+
+
 def from_actor(plan: Plan, model: Model, actor: Params) -> Params:
     """A copy of the actor's decoder under the role's head (fresh where the actor has none such)."""
     shardings = model.shardings(plan.train)

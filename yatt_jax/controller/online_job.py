@@ -25,7 +25,8 @@ from yatt_jax.controller.figures import (
 from yatt_jax.controller.hosts import totals
 from yatt_jax.controller.inputs import open_inputs
 from yatt_jax.controller.job import Job, Source
-from yatt_jax.controller.online_plan import OnlinePlan
+from yatt_jax.controller.load import make_copy
+from yatt_jax.controller.online_plan import OnlinePlan, samplers
 from yatt_jax.controller.parking import Parking
 from yatt_jax.controller.programs import Programs, make_programs
 from yatt_jax.controller.rows import Mover, Placed
@@ -35,6 +36,7 @@ from yatt_jax.parallel.repartition import SecondLayout
 from yatt_jax.report.metrics import grouped, to_floats
 from yatt_jax.report.samples import SampleLog
 from yatt_jax.rewards import Scores
+from yatt_jax.rollout.answers import with_answers
 from yatt_jax.rollout.assemble import Result, assemble
 from yatt_jax.rollout.engine import Ask, Engine, Stats
 from yatt_jax.rollout.sampling import Sampling
@@ -50,6 +52,8 @@ class OnlineJob(Job[OnlinePlan]):
     def _open_inputs(self) -> Source:
         inputs = open_inputs(self.plan, self.hosts)
         self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
+        self.vote = inputs.vote
+        self.opponent: np.ndarray | None = None  # rewards of the reference's held-out samples
         self._exit.callback(self.scorer.close)
         self.kl_coef = self.config.hyper.kl.coef
         self.collector = Collector(self.config, self.prompts, self.scorer, self.hosts, self)
@@ -67,10 +71,16 @@ class OnlineJob(Job[OnlinePlan]):
         self._placed: Placed | None = None
         self._held = 0  # bytes of this process's rows on its host
         self._mean_advantages = jax.jit(mean_advantages, out_shardings=plan.train.rows)
-        actor = plan.models["actor"]
-        self.layout = SecondLayout(actor.axes, plan.rollout, keep=config.parallel.sampling_copy == "keep")
+        keep = config.parallel.sampling_copy == "keep"
+        self._layouts = {
+            role: SecondLayout(plan.models[role].axes, plan.rollout, keep=keep) for role in samplers(plan.algo, config)
+        }
+        self._copy: Callable[[Params], Params] | None = None
         self.parking = Parking(config.parallel.park, self.states, self.frozen)
-        self.engine = self._make_engine()
+        engine = self._make_engine("actor")
+        # A reference of other sizes needs programs of its own.
+        same = all(plan.models[role].config == plan.models["actor"].config for role in self._layouts)
+        self._engines = {role: engine if same or role == "actor" else self._make_engine(role) for role in self._layouts}
 
     def _own_state(self) -> dict[str, Any]:
         return {"collector": self.collector.state()}
@@ -89,17 +99,17 @@ class OnlineJob(Job[OnlinePlan]):
         """The run's configuration."""
         return self.plan.config
 
-    def _make_engine(self) -> Engine:
-        """The engine of this process's rows; all processes have as many."""
+    def _make_engine(self, role: str) -> Engine:
+        """The engine of a role and of this process's rows; all processes have as many."""
         plan, sampling = self.plan, self.config.rollout
         drawn = sampling.prompts + sampling.extra_prompts
         most = math.ceil(drawn / self.hosts.count) * sampling.samples_per_prompt
-        held_out = max(self.hosts.gather("held-out prompts", len(self.held_out)))
+        held_out = max(self.hosts.gather("held-out prompts", len(self.held_out))) * self.config.evaluation.samples
         self.held_out_anywhere = held_out > 0
         wanted = math.ceil(plan.sampled_rows / self.hosts.count)
         group = sampling_group(plan.rollout).members
         return Engine(
-            plan.models["actor"],
+            plan.models[role],
             plan.tokenizer,
             plan.rollout,
             rows=min(wanted, max(most, held_out)),
@@ -116,28 +126,47 @@ class OnlineJob(Job[OnlinePlan]):
         """The run's sampling parameters, with the model's own stop tokens."""
         return dataclasses.replace(self.config.rollout.sampling, stop_token_ids=self.plan.stop_token_ids)
 
+    @property
+    def layout(self) -> SecondLayout:
+        """The sampler's layout for sampling."""
+        return self._layouts[self.plan.sampler]
+
     # What the loops are written in.
 
     def collect(self, step: int) -> tuple[Rollout, list[Sample], Scores]:
-        """Samples what the step trains on, and has it judged; this process's rows."""
+        """Samples what the step trains on, and has it judged; this process's rows.
+
+        Where an algorithm has iterations, the policy becomes the reference, which samples, as one begins.
+        """
+        if hasattr(self.algo, "iteration_start") and 0 < step == self.algo.iteration_start(self.config.hyper, step):
+            self._renew_reference()
         found = self._collected = self.collector.collect(step)
         results = [result for group in found.groups for result in group.ended_results()]
         prompts = [sample.prompt for sample in found.samples]
         versions = [group.version for group in found.groups for _ in group.results]
         vocab = self.plan.models["actor"].config.vocab if self.plan.record_kept else None
-        return assemble(prompts, results, found.samples, versions, vocab), found.samples, found.scores
+        rollout = assemble(prompts, results, found.samples, versions, vocab)
+        return with_answers(rollout, prompts) if self.plan.answers else rollout, found.samples, found.scores
+
+    def _renew_reference(self) -> None:
+        """Makes the policy its own reference."""
+        self._layouts["reference"].free()
+        self.opponent = None
+        self._copy = self._copy or make_copy(self.plan, "reference")
+        self.parking.renew("reference", self._copy(self.states["actor"].params))
 
     # What the collector samples with.
 
     @contextlib.contextmanager
-    def laid_out(self) -> Iterator[Params]:
-        """The actor's weights, laid out for sampling as long as the block runs."""
+    def laid_out(self, role: str = "") -> Iterator[Params]:
+        """A role's weights, by default the sampler's, laid out for sampling as long as the block runs."""
+        role = role or self.plan.sampler
         with self.timeline.phase("repartition"):
-            self.parking.leave()
-            params = self.layout.of(self.states["actor"].params, wait=True)
-            params = self.engine.group.take(params, self.plan.models["actor"].axes)
+            self.parking.leave(role)
+            params = self._layouts[role].of(self.weights(role), wait=True)
+            params = self._engines[role].group.take(params, self.plan.models[role].axes)
         yield params
-        self.layout.done()
+        self._layouts[role].done()
         self.parking.come_back()  # while rewards are computed
 
     def timed(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -153,10 +182,9 @@ class OnlineJob(Job[OnlinePlan]):
     ) -> list[Result]:
         """Samples responses of the step."""
         with self.timeline.phase("sample"):
-            found = self.engine.sample(
-                params, asked, self.sampling, seed=self.config.seed, finished=finished, enough=enough
-            )
-        self._stats.append(self.engine.stats)
+            engine = self._engines[self.plan.sampler]
+            found = engine.sample(params, asked, self.sampling, seed=self.config.seed, finished=finished, enough=enough)
+        self._stats.append(engine.stats)
         return found
 
     def generate(
@@ -168,15 +196,16 @@ class OnlineJob(Job[OnlinePlan]):
         *,
         seed: int,
         version: int,
+        role: str = "actor",
     ) -> tuple[Rollout, list[Sample]]:
-        """Samples a response to each prompt with the current actor; see ``Engine.generate``.
+        """Samples a response to each prompt with a role's current weights; see ``Engine.generate``.
 
         Rewards that judge few samples a call begin as soon as those have ended (see ``Scorer.begin``).
         """
         scoring = self._scoring = self.scorer.begin(len(prompts))
         places = {number: place for place, number in enumerate(ids)}
-        with self.laid_out() as params, self.timeline.phase("sample"):
-            return self.engine.generate(
+        with self.laid_out(role) as params, self.timeline.phase("sample"):
+            return self._engines[role].generate(
                 params,
                 prompts,
                 sampling,
@@ -253,7 +282,8 @@ class OnlineJob(Job[OnlinePlan]):
         every = self.config.report.samples_every
         if every and step % every == 0:
             assert self._placed is not None
-            advantages = self.mover.own(self._mean_advantages(batch), self._placed)
+            has_any = hasattr(batch, "advantages")
+            advantages = self.mover.own(self._mean_advantages(batch), self._placed) if has_any else None
             self.samples.write(step, "train", samples, rewards.total, rewards.rewards, advantages)
         self._check_headway(fetched)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from typing import Any
 
 from yatt_jax.config import ConfigError, OnlineRun, load_algo
+from yatt_jax.controller.figures import prompt_figures
 from yatt_jax.controller.roles import (
     Plan,
     check_axes,
@@ -42,6 +42,7 @@ class OnlinePlan(Plan):
       rollout: partition for sampling.
       stop_token_ids: ids that end a response.
       record_kept: whether sampling records the support that its filters leave.
+      answers: whether rows hold, beside what was sampled, the data's own answers.
       rows: rows of a step.
       sampled_rows: rows sampled at a time.
       row_tokens: length of all rows' arrays: the longest possible row, rounded up.
@@ -54,6 +55,7 @@ class OnlinePlan(Plan):
     rollout: Partition
     stop_token_ids: tuple[int, ...]
     record_kept: bool
+    answers: bool
     rows: int
     sampled_rows: int
     row_tokens: int
@@ -67,6 +69,11 @@ class OnlinePlan(Plan):
         return self.minibatch.shape.large.packs, self.minibatch.shape.large.length
 
     @property
+    def sampler(self) -> str:
+        """The role that writes the responses which are trained on."""
+        return getattr(self.algo, "SAMPLED_BY", "actor")
+
+    @property
     def splits(self) -> dict[str, Partition]:
         """Phase -> partition."""
         return {"train": self.train, "rollout": self.rollout}
@@ -76,11 +83,13 @@ class OnlinePlan(Plan):
         config = self.config
         tokens = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
         entries = [self._parked(entry) for entry in super().memory()]
-        actor = self.models["actor"]
-        if actor.shardings(self.train) != actor.shardings(self.rollout):
-            held = memory.bytes_per_device(actor.abstract, actor.shardings(self.rollout))
-            phase = "always" if config.parallel.sampling_copy == "keep" else "rollout"
-            entries.append(memory.Entry("actor", "weights laid out for sampling", held, phase))
+        actor, keeps = self.models["actor"], config.parallel.sampling_copy == "keep"
+        for role in samplers(self.algo, config) if keeps else (self.sampler,):
+            model = self.models[role]
+            if model.shardings(self.train) != model.shardings(self.rollout):
+                held = memory.bytes_per_device(model.abstract, model.shardings(self.rollout))
+                phase = "always" if keeps else "rollout"
+                entries.append(memory.Entry(role, "weights laid out for sampling", held, phase))
         shape = _cache_shape(config, decoder_shape(actor.config))
         entries.append(memory.cache(shape, self.sampled_rows, tokens, self.rollout))
         return entries
@@ -91,7 +100,7 @@ class OnlinePlan(Plan):
         moments = entry.what == "optimizer moments" and park != "none"
         return (
             dataclasses.replace(entry, phase="train")
-            if moments or (park == "all" and entry.role != "actor" and entry.phase == "always")
+            if moments or (park == "all" and entry.role not in ("actor", self.sampler) and entry.phase == "always")
             else entry
         )
 
@@ -115,8 +124,10 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
       InputError: a file that cannot be read.
     """
     algo = load_algo(config.algo)
+    if in_iterations := _check_iterations(config) if hasattr(algo, "iteration_start") else []:
+        raise ConfigError("\n".join(in_iterations))
     tokenizer = load_tokenizer(config)
-    names = needed_roles(algo, config.hyper)
+    names = needed_roles(algo, config)
     roles = plan_roles(config, tokenizer, names, ("actor", *algo.TRAINS))
     models = roles.models
     try:
@@ -129,12 +140,14 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
     stops = tuple(dict.fromkeys((*config.rollout.sampling.stop_token_ids, *own_stops)))
     rows = config.rollout.prompts * config.rollout.samples_per_prompt
     hyper = config.hyper
-    lies_in = {role: (train, rollout) if role == "actor" else (train,) for role in models}
+    answers = hasattr(algo, "ANSWERS")
+    lies_in = {role: (train, rollout) if role in samplers(algo, config) else (train,) for role in models}
+    longest = _row_tokens(config, answers)
     total = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
     what = "config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens"
     faults = [*check_axes(models, lies_in), *check_length(total, what, roles.hf_config)]
     faults += [*algo.check(hyper, config.rollout.samples_per_prompt), *check_metric(config, _figures(config))]
-    faults += _check_budget(config)
+    faults += _check_budget(config, longest)
     vocab = models["actor"].config.vocab
     faults += [
         f"config.rollout.sampling.stop_token_ids: {token} is not in the model's vocabulary of {vocab}"
@@ -162,13 +175,14 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
         tokenizer=tokenizer,
         stop_token_ids=stops,
         **vars(roles),
-        record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling),
+        record_kept=config.rollout.filters_in_scoring == "auto" and _filters(config.rollout.sampling) and not answers,
+        answers=answers,
         rows=rows,
         sampled_rows=sampled,
-        row_tokens=_row_tokens(config),
+        row_tokens=longest,
         minibatch_rows=minibatch_rows,
-        minibatch=_room(config, minibatch_rows, 0, train),
-        scored=_room(config, rows, config.train.score_rows, train),
+        minibatch=_room(config, longest, minibatch_rows, 0, train),
+        scored=_room(config, longest, rows, config.train.score_rows, train),
         updates={
             role: max(1, sum(role in algo.trains(hyper, step) for step in range(config.steps)) * per_rollout)
             for role in algo.TRAINS
@@ -176,13 +190,14 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
     )
 
 
-def _row_tokens(config: OnlineRun) -> int:
-    return rounded(config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens)
+def _row_tokens(config: OnlineRun, answers: bool) -> int:
+    one = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
+    return rounded(2 * one if answers else one)
 
 
-def _room(config: OnlineRun, rows: int, budget_rows: int, partition: Partition) -> Room:
+def _room(config: OnlineRun, longest: int, rows: int, budget_rows: int, partition: Partition) -> Room:
     """Room for ``rows`` rows, in micro-batches of ``budget_rows`` of the longest (0: as ``config.train`` says)."""
-    train, longest, shards = config.train, _row_tokens(config), partition.row_shards
+    train, shards = config.train, partition.row_shards
     # With slots to spare, shards can take as many rows as make their costs even. An empty slot costs next to nothing.
     slots = rows if shards == 1 else math.ceil(rows * 5 / 4 / shards)
     budget = (budget_rows or train.micro_rows or slots) * longest
@@ -215,9 +230,9 @@ def _sampled_rows(
     return rows, [f"config.rollout.cache_gib = {config.rollout.cache_gib}: {needed}"]
 
 
-def _check_budget(config: OnlineRun) -> list[str]:
+def _check_budget(config: OnlineRun, longest: int) -> list[str]:
     """Every row must fit into a pack, and a pack into a micro-batch."""
-    train, longest = config.train, _row_tokens(config)
+    train = config.train
     why = "(data.max_prompt_tokens + rollout.sampling.max_new_tokens, rounded up)"
     faults = [
         f"config.train.{name} = {value}: the longest possible row needs at least {longest} {why}"
@@ -243,9 +258,31 @@ def _check_stale(config: OnlineRun) -> list[str]:
     ]
 
 
-def needed_roles(algo: types.ModuleType, hyper: Any) -> tuple[str, ...]:
+def _check_iterations(config: OnlineRun) -> list[str]:
+    """The reference is the policy of an iteration's start, and what it writes is for that iteration."""
+    faults, rollout = [], config.rollout
+    if config.model.reference:
+        faults.append(
+            f"config.model.reference = {config.model.reference!r}: {config.algo} makes the policy its own reference in "
+            "each iteration; leave it empty"
+        )
+    if rollout.tail in ("carry", "ahead") or rollout.dynamic.enabled:
+        faults.append(
+            f"config.rollout: {config.algo} compares what the reference of each iteration writes to every prompt: it "
+            "needs tail = 'wait' or 'abort' and dynamic.enabled = False"
+        )
+    return faults
+
+
+def needed_roles(algo: types.ModuleType, config: OnlineRun) -> tuple[str, ...]:
     """The roles whose weights a run holds, the actor first."""
-    return ("actor", *sorted({*algo.TRAINS, *algo.scored_by(hyper)} - {"actor"}))
+    return ("actor", *sorted({*algo.TRAINS, *algo.scored_by(config.hyper), *samplers(algo, config)} - {"actor"}))
+
+
+def samplers(algo: types.ModuleType, config: OnlineRun) -> tuple[str, ...]:
+    """The roles that write responses, to train on or to measure; the actor first."""
+    compared = config.evaluation.win_rate and config.evaluation.every
+    return tuple(sorted({"actor", getattr(algo, "SAMPLED_BY", "actor"), *(["reference"] if compared else [])}))
 
 
 def _filters(sampling: Sampling) -> bool:
@@ -254,5 +291,7 @@ def _filters(sampling: Sampling) -> bool:
 
 def _figures(config: OnlineRun) -> list[str]:
     """What the evaluation measures."""
-    known = ["reward", "reward_invalid", "response_length", "ended", *(f"reward/{name}" for name in config.rewards)]
+    evaluation = config.evaluation
+    known = prompt_figures(evaluation.samples, bool(evaluation.vote), evaluation.win_rate)
+    known += ["reward_invalid", "response_length", "ended", *(f"reward/{name}" for name in config.rewards)]
     return [f"eval/{name}" for name in known]

@@ -21,7 +21,8 @@ class SourceConfig:
 
     Attributes:
       path: a file, a pattern such as ``"data/part-*.jsonl"``, or a saved Hugging Face ``datasets`` folder. Files are
-        .jsonl, .json, .parquet or .arrow; .jsonl and .json also with .gz.
+        .jsonl, .json, .parquet or .arrow; .jsonl and .json also with .gz. Prompts may also be made by rule, see
+        ``yatt_jax.data.gym``.
       weight: share of the prompts that come from here, relative to the other sources' weights (kept to about 1 %).
         The size of a source does not matter: with equal weights a smaller one is repeated more often.
     """

@@ -12,16 +12,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.data.config import DataConfig, DataError, SourceConfig
+from yatt_jax.data.conversation import Conversation
+from yatt_jax.data.gym import open_prompts
 from yatt_jax.data.media.processor import MediaProcessor
 from yatt_jax.data.order import Row, Rows, endless_order, hold_out, read_row
 from yatt_jax.data.reader import Outcome, PromptReader
-from yatt_jax.data.records import Joined, open_table
+from yatt_jax.data.records import Joined, Record
 from yatt_jax.types import Prompt
 
 __all__ = ["DataConfig", "DataError", "Draw", "PromptSource", "SourceConfig"]
@@ -51,6 +53,18 @@ class Draw:
     places: list[int]
 
 
+class Reader(Protocol):
+    """Makes prompts of records; see ``PromptReader``."""
+
+    def parse(self, record: Record) -> Conversation:
+        """The conversation of a record, without rendering it."""
+        ...
+
+    def read(self, records: Sequence[tuple[int, Record | DataError]], *, keep: bool = True) -> list[Outcome]:
+        """Prompts of records, in order; ``keep`` says whether media hold their values."""
+        ...
+
+
 class PromptSource:
     """An endless iterator over this process's prompts of each step.
 
@@ -62,6 +76,7 @@ class PromptSource:
       process_index: which process this is.
       process_count: how many there are.
       media: reads the model's media; None for a model of text.
+      reader: reads the records; by default those of prompts.
 
     Raises:
       DataError: files that are missing, empty or malformed, records that do not fit, or a holdout that leaves nothing.
@@ -77,6 +92,7 @@ class PromptSource:
         process_index: int = 0,
         process_count: int = 1,
         media: MediaProcessor | None = None,
+        reader: Reader | None = None,
     ) -> None:
         if not config.train:
             raise DataError("data.train is empty: name at least one file of prompts")
@@ -84,14 +100,14 @@ class PromptSource:
             raise ValueError(f"prompts_per_step {prompts_per_step}, process {process_index} of {process_count}")
         self._config, self._seed = config, seed
         self._process, self._processes = process_index, process_count
-        self._reader = PromptReader(config, tokenizer, media)
+        self._reader: Reader = reader or PromptReader(config, tokenizer, media)
         self._lanes = prompts_per_step
         self._drawn = 0
         self._next = {lane: 0 for lane in range(prompts_per_step) if self._owner(lane) == process_index}
         self._counts = dict.fromkeys(_MENDS, 0)
         self._said: set[str] = set()
 
-        tables = [open_table(source.path) for source in config.train]
+        tables = [open_prompts(source.path) for source in config.train]
         held_out = hold_out([len(table) for table in tables], config.holdout)
         starts = np.cumsum([0, *map(len, tables)])[:-1].tolist()
         self._sources = [Rows(*source) for source in zip(tables, held_out, starts, strict=True)]
@@ -100,7 +116,7 @@ class PromptSource:
             for table, rows, start in zip(tables, held_out, starts, strict=True)
             for row in rows.tolist()
         ]
-        eval_table = Joined([open_table(path) for path in config.eval])
+        eval_table = Joined([open_prompts(path) for path in config.eval])
         self._evaluation: Sequence[Row] | Rows = Rows(eval_table) if config.eval else held_rows
         self._check()
         self._held_out = {o.prompt.identity for o in self._reader.read(held_rows, keep=False) if o.prompt}

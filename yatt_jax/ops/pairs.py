@@ -112,21 +112,41 @@ def loss(
     batch: PairBatch,
     hyper: PreferenceHyper,
 ) -> tuple[Ratio, Metrics]:
+    """``total`` of responses whose reward is ``beta`` times their log-ratio."""
+    return total(losses, hyper.beta * ratios, outputs, batch, hyper.sft_coef)
+
+
+class WeighedPairs(Protocol):
+    """Pairs with a weight; see ``PairBatch``."""
+
+    @property
+    def mask(self) -> Float[Array, "B 2 T"]: ...  # noqa: D102
+    @property
+    def weight(self) -> Float[Array, "B"]: ...  # noqa: D102
+
+
+def total(
+    losses: Float[Array, "B"],
+    rewards: Float[Array, "B 2"],
+    outputs: Logprobs,
+    batch: WeighedPairs,
+    sft_coef: float,
+) -> tuple[Ratio, Metrics]:
     """The losses of pairs, with the added likelihood of the chosen response, as sum and weight.
 
     Args:
       losses: of each pair.
-      ratios: what they were computed from; ``beta`` times that is a response's reward.
+      rewards: of its responses, what they were computed from.
       outputs: of the policy that is trained.
       batch: the pairs, or any part of them.
-      hyper: the algorithm's settings.
+      sft_coef: price of a nat of the chosen response, a token.
 
     Returns:
       The loss, and ``preference_loss`` (without what is added), ``accuracy`` (share of pairs whose chosen response has
       the higher reward; a tie counts half), ``margin``, ``reward_chosen``, ``reward_rejected``, ``logprobs_chosen`` and
       ``logprobs_rejected`` (nats a token), ``entropy`` (nats a token).
     """
-    weight, rewards = batch.weight, hyper.beta * ratios
+    weight = batch.weight
     margin = rewards[:, 0] - rewards[:, 1]
     logprobs, mask = outputs.logprobs, batch.mask
     metrics: Metrics = {
@@ -139,7 +159,7 @@ def loss(
         "logprobs_rejected": masked_ratio(logprobs[:, 1], mask[:, 1]),
         "entropy": masked_ratio(outputs.entropy, mask),
     }
-    if hyper.sft_coef:
+    if sft_coef:
         chosen = masked_sum(logprobs[:, 0], mask[:, 0], axis=-1)
-        losses = losses - hyper.sft_coef * by_length(chosen, mask[:, 0], average=True)
+        losses = losses - sft_coef * by_length(chosen, mask[:, 0], average=True)
     return weighted(losses, weight), metrics

@@ -49,7 +49,7 @@ class Packed:
     """Rows with their layout.
 
     Attributes:
-      rows: a tree of arrays ``[B, ...]`` with ``inputs`` among them: one document a row, from index 0.
+      rows: a tree of arrays ``[B, ...]`` with ``inputs`` among them: documents one after another, from index 0.
       layout: where they lie in packs.
     """
 
@@ -86,7 +86,7 @@ class Micro:
       inputs: the packs, ``[S packs, length]``.
       token: for each token of the packs, its place among the tokens of the shard's slots; -1 for none.
       place: its place among the tokens of ``rows``; -1 for none.
-      first: whether it is the first of its row.
+      first: whether it is the first of its document.
       last: whether it is the last.
       at: for each token of ``rows``, its place in the packs; -1 for none.
     """
@@ -120,7 +120,7 @@ class Micro:
     def from_before(self, values: jax.Array) -> jax.Array:
         """Values ``[S packs, length]`` as ``[S R, T]``, those of the token before: at token t that of t - 1.
 
-        0 at the first token of a row and at padding.
+        0 at the first token of a document and at padding.
         """
         S = len(self.slots)
         index = jnp.where(take(self.first.astype(jnp.int32), self.at) > 0, -1, jnp.maximum(self.at - 1, -1))
@@ -173,6 +173,9 @@ def micro(packed: Packed, begin: jax.Array | int, shape: MicroShape) -> Micro:
     token = jnp.where(inside, take(slots, row) * T + within, -1)
     place = jnp.where(inside, row * T + within, -1)
     at = jnp.where(jnp.arange(T) < lengths[..., None], starts[..., None] + jnp.arange(T), -1)
+    positions = take(_tokens(batch.inputs.positions, S), token)
+    first = inside & (positions == 0)
+    last = inside & ((within == take(lengths, row) - 1) | jnp.pad(first[:, 1:], ((0, 0), (0, 1))))
 
     def packs(x: jax.Array) -> jax.Array:
         return constrain(x.reshape(S * shape.packs, shape.length), "rows", None)
@@ -187,13 +190,13 @@ def micro(packed: Packed, begin: jax.Array | int, shape: MicroShape) -> Micro:
         rows=jax.tree.map(rows, batch),
         inputs=Inputs(
             tokens=packs(take(_tokens(batch.inputs.tokens, S), token)),
-            positions=packs(jnp.where(inside, within, 0)),
-            segments=packs(jnp.where(inside, row + 1, 0)),
+            positions=packs(positions),
+            segments=packs(jnp.where(inside, jnp.cumsum(first, axis=1), 0)),
         ),
         token=token,
         place=place,
-        first=inside & (within == 0),
-        last=inside & (within == take(lengths, row) - 1),
+        first=first,
+        last=last,
         at=at.reshape(S, -1),
         batch=batch,
     )

@@ -26,6 +26,11 @@ class Invalid:
     reason: str
 
 
+def is_path(text: str) -> bool:
+    """Whether a text is an import path, as "package.module:function"."""
+    return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text))
+
+
 RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | Invalid | None]]"
 
 
@@ -47,7 +52,7 @@ class RewardSpec:
     chunk: int = 0
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.fn):
+        if not is_path(self.fn):
             raise ValueError(f"fn = {self.fn!r}: expected an import path, as 'yatt_jax.rewards.rules:exact_match'")
         if not math.isfinite(self.weight):
             raise ValueError(f"weight = {self.weight}: must be a finite number")
@@ -74,7 +79,23 @@ def resolve(spec: RewardSpec, name: str) -> RewardFn:
       InputError: no such module or function (the message has the nearest name), or arguments that do not fit.
     """
     where = f"rewards.{name}.fn = {spec.fn!r}"
-    module_name, function_name = spec.fn.split(":")
+    function = load_function(spec.fn, where)
+    _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
+    kwargs = dict(spec.kwargs)
+    return cast("RewardFn", functools.partial(function, **kwargs))
+
+
+def load_function(path: str, where: str) -> Callable[..., Any]:
+    """Imports a function.
+
+    Args:
+      path: its import path.
+      where: the key and value in the configuration, for messages.
+
+    Raises:
+      InputError: no such module or function; the message has the nearest name.
+    """
+    module_name, function_name = path.split(":")
     module = _import(module_name, where)
     if not hasattr(module, function_name):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
@@ -84,9 +105,7 @@ def resolve(spec: RewardSpec, name: str) -> RewardFn:
         raise InputError(f"{where}: is {type(function).__name__}, and not a function")
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: is an async function; a reward returns its values, so run the loop inside of it")
-    _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
-    kwargs = dict(spec.kwargs)
-    return cast("RewardFn", functools.partial(function, **kwargs))
+    return function
 
 
 def _import(name: str, where: str) -> types.ModuleType:

@@ -1,0 +1,16 @@
+"""Best-of-n on the digits task of ``ppo_digits``: the best of eight responses to each prompt is imitated.
+
+Command:   python -m yatt_jax.main --config=configs/best_of_n_digits.py --workdir=runs/best_of_n_digits
+Hardware:  2 CPU cores, 1 GB of memory.
+Variants:  ``:tiny`` runs three steps. ``:shuffled`` deals the rewards out to the wrong samples: it must not learn.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.tasks.digits import digits_in_groups
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config; ``variant`` is "", "tiny" or "shuffled"."""
+    config = digits_in_groups("best_of_n", variant)
+    return config.lock()

@@ -1,0 +1,16 @@
+"""RLOO on the digits task of ``ppo_digits``: each response against the mean of the seven others.
+
+Command:   python -m yatt_jax.main --config=configs/rloo_digits.py --workdir=runs/rloo_digits
+Hardware:  2 CPU cores, 1 GB of memory.
+Variants:  ``:tiny`` runs three steps. ``:shuffled`` deals the rewards out to the wrong samples: it must not learn.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.tasks.digits import digits_in_groups
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config; ``variant`` is "", "tiny" or "shuffled"."""
+    config = digits_in_groups("rloo", variant)
+    return config.lock()
