@@ -223,8 +223,10 @@ def outcome(folder: Path) -> list[str]:
         return []
     found = []
     for name in dict.fromkeys(name for line in metrics for name in line if name.startswith("eval/")):
-        values = [line[name] for line in metrics if name in line]
-        if not name.endswith("_ci95"):
+        values = [
+            line[name] for line in metrics if line.get(name) is not None
+        ]  # no number: there was nothing to measure
+        if values and not name.endswith("_ci95"):
             found.append(f"  {folder.name}: {name} {values[0]:.4g} -> {values[-1]:.4g}")
     return found
 

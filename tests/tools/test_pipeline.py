@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from tools.pipeline import main
+from tools.pipeline import main, outcome
 from yatt_jax.config import parse
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,6 +156,13 @@ def test_settings_and_launchers_reach_the_commands(tmp_path: Path, capsys: Any) 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "ppo:" in line]
     assert "launch/local.sh 2 --config=configs/pipeline/rlhf.py:ppo,tiny,in=" in line
     assert line.endswith("--config.steps=7 --config.hyper.kl.coef=0.5")
+
+
+def test_what_came_of_a_run_is_told(tmp_path: Path) -> None:
+    rows = [{"step": 0, "eval/loss": 2.0, "eval/error_3": None, "eval/loss_ci95": 0.1}, {"step": 1}, {"eval/loss": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert outcome(tmp_path) == [f"  {tmp_path.name}: eval/loss 2 -> 0.5"]
+    assert outcome(tmp_path / "nothing") == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
