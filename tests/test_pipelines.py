@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,45 +16,34 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 
-def call(*words: str) -> str:
-    """Runs a tool; what it says."""
+def run(name: str, folder: Path) -> None:
+    """Runs a pipeline."""
+    words = [sys.executable, "-m", "tools.pipeline", f"configs/pipeline/{name}.py:small", f"--workdir={folder}"]
     env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False
-    )
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 
 def held_out(folder: Path, name: str) -> list[float]:
-    metrics: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line[name] for line in metrics if name in line]
+    return [line[name] for line in lines(folder / "metrics.jsonl") if name in line]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_ppo_against_a_reward_model(tmp_path: Path, seed: int) -> None:
-    seeds = [f"--set={stage}.seed={seed}" for stage in ("sft", "reward_model", "ppo")]
-    call("tools.pipeline", "configs/pipeline/rlhf.py:small", f"--workdir={tmp_path}", *seeds)
+def test_ppo_against_a_reward_model(tmp_path: Path) -> None:
+    run("rlhf", tmp_path)
     assert held_out(tmp_path / "reward_model", "eval/accuracy")[-1] > 0.95
     model, rule = (held_out(tmp_path / "ppo", f"eval/reward/{name}") for name in ("model", "rule"))
-    assert model[-1] > model[0]
-    assert rule[-1] > rule[0] + 0.1, rule
+    assert model[-1] > model[0] + 0.4, model
+    assert rule[-1] > rule[0] + 0.05, rule
 
 
-def test_attributes_steer(tmp_path: Path) -> None:
-    call("tools.pipeline", "configs/pipeline/steerlm.py:small", f"--workdir={tmp_path}")
-    rated = {}
-    for wanted in (4, 0):
-        out = tmp_path / f"{wanted}.jsonl"
-        words = ["--data=configs/data/digits_eval.jsonl", f"--attributes=correctness:{wanted}", "--max_new_tokens=16"]
-        call("tools.respond", f"{tmp_path}/bootstrap", *words, f"--out={out}")
-        said = call(
-            "tools.annotate",
-            f"{tmp_path}/attributes",
-            f"--data={out}",
-            f"--out={out}.rated",
-            "--attributes=correctness",
-        )
-        (mean,) = re.findall(r"correctness ([\d.]+)", said)
-        rated[wanted] = float(mean)
-    assert rated[4] > rated[0] + 1, rated
+def test_answers_are_better_than_the_data_where_that_is_asked_for(tmp_path: Path) -> None:
+    run("steerlm", tmp_path)
+    given = lines(ROOT / "configs/data/digits_unpaired_train.jsonl")
+    asked = [line["messages"] for line in lines(tmp_path / "respond" / "rows.jsonl")]
+    right = [answer["content"] == "0123456789"[int(user["content"][-1]) + 1 :] for user, answer in asked]
+    assert sum(line["label"] for line in given) / len(given) < 0.5
+    assert sum(right) / len(right) > 0.6
