@@ -23,7 +23,8 @@ FLOORS: Mapping[str, int] = {
     "rewards": 3,
     "io": 3,
     "controller": 4,
-    "main": 5,
+    "synth": 5,
+    "main": 6,
 }
 PARTS = {"config": "controller"}  # modules beside the packages, and the package whose floor they share
 ALGORITHMS_MAY_IMPORT = {"types", "errors", "ops"}

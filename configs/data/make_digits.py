@@ -57,6 +57,14 @@ def rating(prompt: str, dice: random.Random) -> Record:
     return {"text": prompt + text, "label": [share if known else -100, len(text) / 10]}
 
 
+def rated(prompt: str, dice: random.Random) -> Record:
+    """A conversation whose answer people have rated, from 0 to 4, by the share of right digits and by its length."""
+    text, share = (right(prompt), 1.0) if dice.random() < 0.5 else wrong(prompt, dice)
+    label = f"correctness:{round(4 * share)},verbosity:{round(4 * len(text) / 9)}"
+    turns = [{"from": "User", "value": prompt}, {"from": "Assistant", "value": text, "label": label}]
+    return {"conversations": turns, "mask": "User"}
+
+
 def steps(prompt: str, dice: random.Random) -> Record:
     """A response of which each digit is judged; after a slip nothing is right."""
     text, share = (right(prompt), 1.0) if dice.random() < 0.3 else wrong(prompt, dice)
@@ -88,6 +96,7 @@ KINDS: dict[str, Callable[[str, random.Random], Record]] = {
     "pairs": pair,
     "unpaired": unpaired,
     "ratings": rating,
+    "rated": rated,
     "steps": steps,
     "topk": topk,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -143,6 +144,18 @@ def test_digits_needs_a_prompt_of_digits(sample):
     for text in ("27:", ""):
         with pytest.raises(InputError, match="expected a prompt of digits"):
             rules.digits([sample("1", text=text)])
+
+
+def test_digits_of_a_conversation_are_the_users(sample):
+    """Its text ends with what the chat template writes."""
+    one = sample("89", text="user: 907\nassistant: ")
+    turns = [
+        {"role": "user", "content": "900"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "907"},
+    ]
+    asked = dataclasses.replace(one, prompt=dataclasses.replace(one.prompt, messages=turns))
+    assert rules.digits([asked]) == [1.0]
 
 
 def test_shuffled_deals_the_same_rewards_to_others(sample):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from yatt_jax.controller.roles import FROZEN, Plan
+from yatt_jax.controller.roles import FROZEN, REWARD, Plan
 from yatt_jax.controller.update import init_state
 from yatt_jax.io import hf
 from yatt_jax.models.build import Model
@@ -47,7 +47,8 @@ def load_weights(plan: Plan, role: str, first: Params | None, progress: Progress
 
     Args:
       plan: the run.
-      role: "actor", "critic", "reference", "teacher" or "reward".
+      role: of ``plan.models``: "actor", "critic", "reference", "teacher", "reward" (which is trained), or the role of a
+        reward model that is not.
       first: parameters of the plan's first role, for those that start from them.
       progress: called with the number of tensors read since the last call.
 
@@ -56,16 +57,17 @@ def load_weights(plan: Plan, role: str, first: Params | None, progress: Progress
     """
     model, path = plan.models[role], plan.paths[role]
     choice = plan.config.model
+    frozen = role in FROZEN or role.startswith(REWARD)
     if path:
         loaded, params = hf.load_model(
             path,
             model.kind,
             plan.train,
-            dtype=choice.frozen_dtype if role in FROZEN else choice.dtype,
+            dtype=choice.frozen_dtype if frozen else choice.dtype,
             compute_dtype=choice.compute_dtype,
-            remat=choice.remat,
+            remat=model.config.remat,
             attention=choice.attention,
-            labels=model.abstract["head"]["kernel"].shape[-1] if model.kind == "reward" else None,
+            labels=model.abstract["head"]["kernel"].shape[-1] if model.kind == "reward" and not frozen else None,
             seed=plan.config.seed,
             progress=lambda done, total, name: progress(1) if progress else None,
         )

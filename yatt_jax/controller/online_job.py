@@ -29,13 +29,16 @@ from yatt_jax.controller.load import make_copy
 from yatt_jax.controller.online_plan import OnlinePlan, samplers
 from yatt_jax.controller.parking import Parking
 from yatt_jax.controller.programs import Programs, make_programs
-from yatt_jax.controller.rows import Mover, Placed
+from yatt_jax.controller.reference_rewards import fit_scales
+from yatt_jax.controller.rows import Mover
+from yatt_jax.controller.spread import Placed
+from yatt_jax.errors import InputError
 from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.pack import Packed
 from yatt_jax.parallel.repartition import SecondLayout
 from yatt_jax.report.metrics import grouped, to_floats
 from yatt_jax.report.samples import SampleLog
-from yatt_jax.rewards import Scores
+from yatt_jax.rewards import Scale, Scores
 from yatt_jax.rollout.answers import with_answers
 from yatt_jax.rollout.assemble import Result, assemble
 from yatt_jax.rollout.engine import Ask, Engine, Stats
@@ -50,7 +53,7 @@ class OnlineJob(Job[OnlinePlan]):
     """Everything one process needs to run the online loop; see ``Job``."""
 
     def _open_inputs(self) -> Source:
-        inputs = open_inputs(self.plan, self.hosts)
+        inputs = open_inputs(self.plan, self.hosts, self.weights)
         self.prompts, self.held_out, self.scorer = inputs.prompts, inputs.held_out, inputs.scorer
         self.vote = inputs.vote
         self.opponent: np.ndarray | None = None  # rewards of the reference's held-out samples
@@ -81,6 +84,11 @@ class OnlineJob(Job[OnlinePlan]):
         # A reference of other sizes needs programs of its own.
         same = all(plan.models[role].config == plan.models["actor"].config for role in self._layouts)
         self._engines = {role: engine if same or role == "actor" else self._make_engine(role) for role in self._layouts}
+        if not self.resumed:
+            self.scorer.scales = fit_scales(self)
+        for name, scale in self.scorer.scales.items():
+            self.record.add({f"rollout/reference_mean/{name}": scale.mean})
+            self.record.add({f"rollout/reference_std/{name}": scale.deviation})
 
     def _own_state(self) -> dict[str, Any]:
         return {"collector": self.collector.state()}
@@ -89,10 +97,20 @@ class OnlineJob(Job[OnlinePlan]):
         self.collector.restore([state["collector"] for state in own if "collector" in state])
 
     def _more_state(self) -> dict[str, Any]:
-        return {"kl_coef": self.kl_coef}
+        scales = {name: [scale.mean, scale.deviation] for name, scale in self.scorer.scales.items()}
+        return {"kl_coef": self.kl_coef, "reward_scales": scales}
 
     def _restore_more(self, common: Mapping[str, Any]) -> None:
         self.kl_coef = common["kl_coef"]
+        saved = common.get("reward_scales", {})
+        wanted = [name for name, spec in self.config.rewards.items() if spec.reference]
+        missing = [name for name in wanted if name not in saved]
+        if missing:
+            raise InputError(
+                f"config.rewards.{missing[0]}.reference was 0 when the run was saved, and the starting policy is gone; "
+                "set it to 0, or start a new run"
+            )
+        self.scorer.scales = {name: Scale(*saved[name]) for name in wanted}
 
     @property
     def config(self) -> OnlineRun:

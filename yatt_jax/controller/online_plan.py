@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
+
+from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.config import ConfigError, OnlineRun, load_algo
 from yatt_jax.controller.figures import prompt_figures
+from yatt_jax.controller.reward_models import PlannedReward, plan_reward_models
 from yatt_jax.controller.roles import (
     Plan,
+    Roles,
     check_axes,
     check_length,
     check_metric,
@@ -18,20 +21,13 @@ from yatt_jax.controller.roles import (
     model_folder,
     plan_roles,
 )
+from yatt_jax.controller.spread import Room
 from yatt_jax.data import tokenizer as tokenizers
 from yatt_jax.parallel import memory
-from yatt_jax.parallel.fill import PackShape, pack_shape, rounded
+from yatt_jax.parallel.fill import rounded
 from yatt_jax.parallel.local import job_devices, sampling_group
 from yatt_jax.parallel.partition import Partition, divisors, make_partitions
 from yatt_jax.rollout.sampling import Sampling
-
-
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """Room for rows on one data shard: ``slots`` rows, and the packs that they are computed in."""
-
-    slots: int
-    shape: PackShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +45,7 @@ class OnlinePlan(Plan):
       minibatch_rows: rows of a minibatch.
       minibatch: room for them.
       scored: room for all rows of a step, to score them.
+      reward_models: reward -> the model that it names, held under a role of its own.
     """
 
     config: OnlineRun
@@ -62,6 +59,7 @@ class OnlinePlan(Plan):
     minibatch_rows: int
     minibatch: Room
     scored: Room
+    reward_models: dict[str, PlannedReward]
 
     @property
     def micro_batch(self) -> tuple[int, int]:
@@ -130,6 +128,7 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
     names = needed_roles(algo, config)
     roles = plan_roles(config, tokenizer, names, ("actor", *algo.TRAINS))
     models = roles.models
+    judges = _plan_judges(config, tokenizer, roles)
     try:
         sizes = {model.config.kv_heads for model in models.values()}
         train, rollout = make_partitions(config.parallel.train, config.parallel.rollout, job_devices(), kv_heads=sizes)
@@ -183,11 +182,24 @@ def make_online_plan(config: OnlineRun) -> OnlinePlan:
         minibatch_rows=minibatch_rows,
         minibatch=_room(config, longest, minibatch_rows, 0, train),
         scored=_room(config, longest, rows, config.train.score_rows, train),
+        reward_models=judges,
         updates={
             role: max(1, sum(role in algo.trains(hyper, step) for step in range(config.steps)) * per_rollout)
             for role in algo.TRAINS
         },
     )
+
+
+def _plan_judges(config: OnlineRun, tokenizer: PreTrainedTokenizerFast, roles: Roles) -> dict[str, PlannedReward]:
+    """The reward models, which are entered among the roles."""
+    choice, vocab = config.model, roles.models["actor"].config.vocab
+    compute = {"dtype": choice.compute_dtype, "remat": "none", "attention": choice.attention}
+    row_tokens, dtype = _row_tokens(config, answers=False), choice.frozen_dtype
+    judges = plan_reward_models(config.rewards, tokenizer, vocab, row_tokens, param_dtype=dtype, compute=compute)
+    for judge in judges.values():
+        roles.models[judge.role] = judge.model
+        roles.paths[judge.role] = judge.spec.path
+    return judges
 
 
 def _row_tokens(config: OnlineRun, answers: bool) -> int:
@@ -197,15 +209,11 @@ def _row_tokens(config: OnlineRun, answers: bool) -> int:
 
 def _room(config: OnlineRun, longest: int, rows: int, budget_rows: int, partition: Partition) -> Room:
     """Room for ``rows`` rows, in micro-batches of ``budget_rows`` of the longest (0: as ``config.train`` says)."""
-    train, shards = config.train, partition.row_shards
-    # With slots to spare, shards can take as many rows as make their costs even. An empty slot costs next to nothing.
-    slots = rows if shards == 1 else math.ceil(rows * 5 / 4 / shards)
-    budget = (budget_rows or train.micro_rows or slots) * longest
-    if train.micro_tokens and not budget_rows:
-        budget = train.micro_tokens
-    # Nothing of the budget is left unused: packs are as long as the whole number that fits allows.
-    length = train.pack_tokens or max(longest, budget // max(1, budget // longest) // 8 * 8)
-    return Room(slots, pack_shape(budget, length, slots))
+    train = config.train
+    budget = (
+        train.micro_tokens if train.micro_tokens and not budget_rows else (budget_rows or train.micro_rows) * longest
+    )
+    return Room.make(rows, longest, budget, train.pack_tokens, partition)
 
 
 def _cache_shape(config: OnlineRun, shape: memory.DecoderShape) -> memory.DecoderShape:

@@ -26,6 +26,7 @@ from yatt_jax.parallel.partition import Partition, axis_faults
 
 KINDS: dict[str, Kind] = {"critic": "value", "reward": "reward"}  # the other roles are language models
 FROZEN = ("reference", "teacher")
+REWARD = "reward:"  # begins the roles of the models that reward samples
 
 
 @dataclasses.dataclass(frozen=True)

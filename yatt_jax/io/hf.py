@@ -23,7 +23,7 @@ from yatt_jax.models.names import Family, Leaf, flatten, leaves_of, unflatten
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.types import Params
 
-__all__ = ["CheckpointError", "ModelFolder", "Progress", "load_model", "read_folder"]
+__all__ = ["CheckpointError", "ModelFolder", "Progress", "load_model", "read_folder", "scalar_head"]
 
 # Called as progress(tensors read, tensors in all, name of the last one).
 Progress = Callable[[int, int, str], None]
@@ -86,6 +86,15 @@ def _model_folder(path: Path, values: dict[str, Any], generation: dict[str, Any]
         raise CheckpointError(f"{file}: {error}") from error
     architectures = tuple(values.get("architectures") or ())
     return ModelFolder(path, values, values["model_type"], config, architectures, generation)
+
+
+def scalar_head(folder: ModelFolder) -> tuple[int, bool] | None:
+    """Outputs of a classification folder's head and whether it has a bias; None for a language model.
+
+    Raises:
+      CheckpointError: a classification folder without its head, or files that cannot be read.
+    """
+    return _head_shape(folder, _open(folder), "reward")
 
 
 def load_model(

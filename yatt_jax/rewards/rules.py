@@ -187,9 +187,11 @@ def digits(samples: list[Sample]) -> list[float]:
     """
     values = []
     for sample in samples:
-        last = sample.prompt.text[-1:]
+        users = [turn["content"] for turn in sample.prompt.messages if turn["role"] == "user"]
+        asked = users[-1] if users else sample.prompt.text
+        last = asked[-1:]
         if last not in _DIGITS or not last:
-            raise InputError(f"{sample.prompt.source}: expected a prompt of digits, found {sample.prompt.text!r}")
+            raise InputError(f"{sample.prompt.source}: expected a prompt of digits, found {asked!r}")
         right = _DIGITS[int(last) + 1 :] + _END
         written = sample.completion + (_END if sample.finish == "stop" else "")
         same = next((i for i, (a, b) in enumerate(zip(right, written, strict=False)) if a != b), len(written))

@@ -39,7 +39,8 @@ class Scores:
     """Rewards of a step.
 
     Attributes:
-      total: weighted sum; NaN where a reward that counts is invalid: such a sample is to be masked.
+      total: weighted sum, after ``Scorer.scales``; NaN where a reward that counts is invalid: such a sample is to be
+        masked.
       rewards: each reward's own values by name, unweighted; NaN where invalid.
       invalid: by name, how many values were None, NaN, infinite or ``Invalid``.
       errors: by name, how many samples raised an exception (with ``on_error="count"``).
@@ -54,10 +55,21 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scale:
+    """What is taken out of a reward's values before they count: ``(value - mean) / deviation``."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class _Reward:
+    """A reward; one by a model is called once for all samples, by every process at the same time."""
+
     name: str
     spec: RewardSpec
     function: RewardFn
+    by_model: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +83,11 @@ _Results: TypeAlias = list[float | Invalid | _Failed]
 
 
 def build(
-    specs: Mapping[str, RewardSpec], *, on_error: Literal["raise", "count"] = "raise", workers: int = 1
+    specs: Mapping[str, RewardSpec],
+    *,
+    on_error: Literal["raise", "count"] = "raise",
+    workers: int = 1,
+    models: Mapping[str, RewardFn] | None = None,
 ) -> Scorer:
     """Imports the rewards of a run and checks their arguments, before anything is sampled.
 
@@ -80,23 +96,34 @@ def build(
       on_error: what an exception in a function does: "raise" stops with the sample that caused it, "count" masks the
         sample and counts.
       workers: threads that call reward functions; 1 calls them in the caller's thread.
+      models: for each reward that names a model, the function that scores samples with it. It is called in the
+        caller's thread, once for all samples of a step, also where there is none: processes compute together.
 
     Raises:
       InputError: a function that does not exist or does not take its arguments.
     """
     if not specs:
         raise InputError("rewards is empty: name at least one reward function")
-    rewards = [_Reward(name, spec, resolve(spec, name)) for name, spec in specs.items()]
+    of_models = models or {}
+    rewards = [
+        _Reward(name, spec, of_models[name] if spec.model.path else resolve(spec, name), bool(spec.model.path))
+        for name, spec in specs.items()
+    ]
     if all(reward.spec.weight == 0 for reward in rewards):
         raise InputError("rewards: every weight is 0, so there is nothing to learn from")
     return Scorer(rewards, on_error, workers)
 
 
 class Scorer:
-    """Scores samples; made by ``build``."""
+    """Scores samples; made by ``build``.
+
+    Attributes:
+      scales: by name, what is taken out of a reward's values before they are added up; none: nothing.
+    """
 
     def __init__(self, rewards: Sequence[_Reward], on_error: Literal["raise", "count"], workers: int) -> None:
         self._rewards, self._on_error = rewards, on_error
+        self.scales: dict[str, Scale] = {}
         self._pool = ThreadPoolExecutor(workers, "reward") if workers > 1 else None
         self._said: set[str] = set()
 
@@ -137,13 +164,16 @@ class Scorer:
         """Each call's reward, and the places of its samples."""
         found = []
         for reward in self._rewards:
+            if reward.by_model:
+                found.append((reward, range(count)))
+                continue
             size = reward.spec.chunk or max(count, 1)
             found += [(reward, range(first, min(first + size, count))) for first in range(0, count, size)]
         return found
 
     def _submit(self, reward: _Reward, samples: list[Sample]) -> Future[_Results] | None:
-        """Makes a call on a worker; None where there are none."""
-        return self._pool.submit(self._call, reward, samples) if self._pool else None
+        """Makes a call on a worker; None where there are none, or where it is not for them."""
+        return self._pool.submit(self._call, reward, samples) if self._pool and not reward.by_model else None
 
     def _mix(self, count: int, results: Mapping[str, _Results]) -> Scores:
         """Sums up what the rewards said."""
@@ -161,7 +191,9 @@ class Scorer:
             scores.errors[reward.name] = failed
             scores.invalid[reward.name] = int(np.isnan(array).sum()) - failed
             if reward.spec.weight:  # 0 * NaN would be NaN
-                total += np.float32(reward.spec.weight) * array
+                scale = self.scales.get(reward.name, Scale())
+                counted = (array - np.float32(scale.mean)) / np.float32(scale.deviation)
+                total += np.float32(reward.spec.weight) * counted
         scores.reasons.update(reasons)
         for reason in reasons:
             if reason not in self._said:
@@ -170,6 +202,8 @@ class Scorer:
         return scores
 
     def _call(self, reward: _Reward, samples: list[Sample]) -> _Results:
+        if reward.by_model:
+            return _values(reward, samples, reward.function(samples))
         if not samples:
             return []
         try:
@@ -276,7 +310,7 @@ def _values(reward: _Reward, samples: list[Sample], result: Any) -> _Results:
 
 
 def _message(reward: _Reward, what: str, error: Exception | None = None, sample: Sample | None = None) -> str:
-    lines = [f"reward {reward.name!r} ({reward.spec.fn}) {what}"]
+    lines = [f"reward {reward.name!r} ({reward.spec.fn or reward.spec.model.path}) {what}"]
     if error is not None:
         lines[0] += f": {type(error).__name__}: {error}"
     if sample is not None:

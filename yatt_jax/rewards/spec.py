@@ -11,7 +11,7 @@ import pkgutil
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from yatt_jax.errors import InputError, nearest
 
@@ -35,8 +35,48 @@ RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | Invalid | None]
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelReward:
+    """A trained reward model as a reward.
+
+    Attributes:
+      path: folder of a sequence-classification model, such as the export of a ``reward_model`` run; empty: none.
+      weights: of each of the model's outputs in the score, such as those of attributes; empty: it has a single one.
+      steps: how the probabilities that steps are right make a score, for a process reward model: "min", "mean",
+        "product" or "last" of them. Empty: the outputs at the last token are the score.
+      step_separator: what lies between steps.
+      tokens: "ids" gives the model the ids that were sampled, "text" their text, rendered and tokenized its own way;
+        "auto": ids where both models have the same vocabulary and no steps must be found, else text.
+      max_tokens: longest text; longer ones are invalid. 0: as long as the longest row of the run.
+    """
+
+    path: str = ""
+    weights: tuple[float, ...] = ()
+    steps: Literal["", "min", "mean", "product", "last"] = ""
+    step_separator: str = "\n"
+    tokens: Literal["auto", "ids", "text"] = "auto"
+    max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.weights)) or (self.weights and not any(self.weights)):
+            raise ValueError(f"weights = {self.weights}: must be finite numbers, not all 0")
+        if self.steps and self.weights:
+            raise ValueError("steps and weights: the steps of a process reward model have one output; clear weights")
+        if self.steps and self.tokens == "ids":
+            raise ValueError("tokens = 'ids': steps are found in the text; use 'auto' or 'text'")
+        if not self.step_separator:
+            raise ValueError("step_separator is empty, so that no step could be told from the next")
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens = {self.max_tokens}: must not be negative")
+
+    @classmethod
+    def from_string(cls, path: str) -> ModelReward:
+        """A model with a single output; lets a configuration name the folder alone."""
+        return cls(path)
+
+
+@dataclasses.dataclass(frozen=True)
 class RewardSpec:
-    """One reward of a run.
+    """One reward of a run: a function or a reward model.
 
     Attributes:
       fn: import path ``"package.module:function"``.
@@ -44,20 +84,34 @@ class RewardSpec:
       kwargs: further keyword arguments of the function.
       chunk: samples a call; 0: all of the step's in one call. Set it for a function that judges each sample by itself
         and waits (for a server, say), so that ``reward_workers`` threads work on one step's samples.
+      model: instead of ``fn``, a reward model on the run's devices.
+      reference: responses of the starting policy to prompts of the training data; their mean becomes 0 and their
+        standard deviation 1 in the total. 0: values count as they are.
     """
 
     fn: str = ""
     weight: float = 1.0
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chunk: int = 0
+    model: ModelReward = ModelReward()
+    reference: int = 0
 
     def __post_init__(self) -> None:
-        if not is_path(self.fn):
-            raise ValueError(f"fn = {self.fn!r}: expected an import path, as 'yatt_jax.rewards.rules:exact_match'")
+        if self.model.path:
+            given = [name for name in ("fn", "kwargs", "chunk") if getattr(self, name)]
+            if given:
+                raise ValueError(f"model and {', '.join(given)}: a reward is a function or a model, and not both")
+        elif not is_path(self.fn):
+            raise ValueError(
+                f"fn = {self.fn!r}: expected an import path, as 'yatt_jax.rewards.rules:exact_match' (or set model to "
+                "the folder of a reward model)"
+            )
         if not math.isfinite(self.weight):
             raise ValueError(f"weight = {self.weight}: must be a finite number")
         if self.chunk < 0:
             raise ValueError(f"chunk = {self.chunk}: must not be negative")
+        if self.reference < 0 or self.reference == 1:
+            raise ValueError(f"reference = {self.reference}: 0 (off), or at least 2 to have a standard deviation")
 
     @classmethod
     def from_string(cls, fn: str) -> RewardSpec:

@@ -1,0 +1,1 @@
+"""Data that models make: answers to prompts, ratings of answers, critiques and revisions."""
