@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: Mapping[str, int] = {
     "types": 0,
     "errors": 0,
+    "typed": 0,
     "ops": 1,
     "report": 1,
     "parallel": 1,

@@ -36,5 +36,10 @@ def open_inputs(plan: OnlinePlan, hosts: Hosts) -> Inputs:
         process_count=hosts.count,
     )
     held_out = prompts.evaluation(config.evaluation.prompts) if config.evaluation.every else []
-    scorer = build(config.rewards, on_error=config.reward_on_error, workers=config.reward_workers)
+    scorer = build(
+        config.rewards,
+        on_error=config.reward_on_error,
+        workers=config.reward_workers,
+        column=config.reward_column,
+    )
     return Inputs(prompts, held_out, scorer)
