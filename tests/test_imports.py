@@ -24,7 +24,9 @@ FLOORS: Mapping[str, int] = {
     "rewards": 3,
     "io": 3,
     "controller": 4,
-    "main": 5,
+    "serve": 5,
+    "command": 5,
+    "main": 6,
 }
 PARTS = {"config": "controller"}  # modules beside the packages, and the package whose floor they share
 ALGORITHMS_MAY_IMPORT = {"types", "errors", "ops"}

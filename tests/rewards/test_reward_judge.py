@@ -36,7 +36,8 @@ class Says:
 
 def judged(writer: Says, samples, **settings) -> tuple[list[Any], dict[str, int]]:
     counts = Counts()
-    scorer = JudgeScorer(Judge(urls=("http://unused",), **({"template": SHORT} | settings)), writer, counts)
+    given: dict[str, Any] = {"urls": ("http://unused",), "template": SHORT} | settings
+    scorer = JudgeScorer(Judge(**given), writer, counts)
     values = scorer(samples)
     scorer.close()
     return values, counts.take()
