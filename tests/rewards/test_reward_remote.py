@@ -170,6 +170,24 @@ def test_a_wrong_token_or_path_is_the_configurations_fault(texts, code, message)
         scorer.close()
 
 
+def test_a_connection_that_was_closed_meanwhile_is_no_fault(texts):
+    """Servers close idle connections at will; the request goes out again on a new one, and nothing is counted."""
+
+    def closing(handler, posted):
+        lengths(handler, posted)
+        handler.hang_up()
+
+    with standing_in(otherwise=closing) as server:
+        scorer = remote(server.url, batch=1, concurrency=1)
+        samples = texts(4)
+        for _ in range(3):
+            scores = scorer(samples)
+            assert scores.total.tolist() == [1, 2, 3, 4]
+            assert scores.counts["far/retries"] == 0
+        scorer.close()
+        assert server.scored == {s.completion: 3 for s in samples}
+
+
 def test_a_wrong_port(texts):
     scorer = remote(f"http://127.0.0.1:{stand_in.free_port()}")
     start = time.monotonic()

@@ -77,12 +77,14 @@ def _load(
         model, params, found = source.model, source.params, source.tokenizer
         compute = dataclasses.replace(model.config, dtype=config.compute_dtype, remat="none")
         model = _rebuilt(model, compute)
+        hf_config = source.hf_config
     else:
         model, params = hf.load_model(
             config.path, _KINDS[role], partition, dtype=config.dtype, compute_dtype=config.compute_dtype
         )
         folder, found = Path(config.path), None
-        named = hf.read_folder(config.path).architectures
+        read = hf.read_folder(config.path)
+        named, hf_config = read.architectures, read.hf_config
         if role != "judge" and not any(name.endswith("Classification") for name in named):
             raise InputError(
                 f"config.path = {config.path!r}: a language model, whose {role} head would be fresh; give a "
@@ -98,6 +100,11 @@ def _load(
             raise InputError(f"config.chat_template = {config.chat_template!r}: {error.strerror}") from error
     if len(tokenizer) > model.config.vocab:
         raise InputError(f"the tokenizer has {len(tokenizer)} tokens, and the model knows {model.config.vocab}")
+    longest = config.limits.tokens + (config.sampling.max_new_tokens if role == "judge" else 0)
+    if (positions := hf_config.get("max_position_embeddings") or 0) and longest > positions:
+        raise InputError(
+            f"config.limits.tokens allows rows of {longest} tokens, and the model has {positions} positions"
+        )
     ends = folder if folder is not None and folder.is_dir() else None
     return model, jax.block_until_ready(params), tokenizer, tokenizers.stop_token_ids(tokenizer, ends)
 
