@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def test_greedy_completions_are_those_of_transformers(serve):
     with serve("judge", "--config.sampling.max_new_tokens=8", "--config.sampling.temperature=0.0") as server:
         (found,) = server.ask("/generate", {"prompts": ["1234"]})[1]["completions"]
     folder = serve.folder / "judge"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     row = torch.tensor([tokenizer("1234", add_special_tokens=False)["input_ids"]])
     with torch.no_grad():
         written = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=8)
