@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS: Mapping[str, int] = {
     "types": 0,
     "errors": 0,
+    "typed": 0,
     "ops": 1,
     "report": 1,
     "parallel": 1,
@@ -24,6 +25,8 @@ FLOORS: Mapping[str, int] = {
     "io": 3,
     "controller": 4,
     "synth": 5,
+    "serve": 5,
+    "command": 5,
     "main": 6,
 }
 PARTS = {"config": "controller"}  # modules beside the packages, and the package whose floor they share

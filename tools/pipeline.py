@@ -25,9 +25,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from yatt_jax.config import ConfigError, parse
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.errors import InputError, nearest
 from yatt_jax.io.config_changes import compare, shown
+from yatt_jax.typed import to_dict
 
 STOPPED_EARLY = 75
 

@@ -19,7 +19,6 @@ from yatt_jax.controller.eval_config import EvalConfig, PromptsEvalConfig, RowsE
 from yatt_jax.controller.hosts import ControllerConfig
 from yatt_jax.controller.optimizer import OptimizerConfig
 from yatt_jax.controller.parking import Parked
-from yatt_jax.controller.typed import from_dict, to_dict
 from yatt_jax.data.config import DataConfig
 from yatt_jax.data.offline_config import OfflineConfig
 from yatt_jax.errors import InputError, nearest
@@ -28,6 +27,7 @@ from yatt_jax.parallel.partition import Split
 from yatt_jax.rewards import RewardSpec
 from yatt_jax.rollout.dynamic import DynamicSampling
 from yatt_jax.rollout.sampling import Sampling
+from yatt_jax.typed import from_dict, to_dict
 
 
 class ConfigError(InputError):
@@ -320,6 +320,8 @@ class OnlineRun(Config):
       rewards: name -> function, weight, arguments.
       reward_on_error: what an exception in a reward does: "raise" stops the run with the sample, "count" masks it.
       reward_workers: threads that score samples.
+      reward_column: of the prompts' records: the names of the rewards that a prompt asks for, or names with weights;
+        empty: every prompt asks for all.
     """
 
     data: DataConfig = DataConfig()
@@ -327,6 +329,7 @@ class OnlineRun(Config):
     rewards: Mapping[str, RewardSpec] = dataclasses.field(default_factory=dict)
     reward_on_error: Literal["raise", "count"] = "raise"
     reward_workers: int = 1
+    reward_column: str = ""
     actor_optimizer: OptimizerConfig = OptimizerConfig()
     critic_optimizer: OptimizerConfig = OptimizerConfig()
     train: PackedTrainConfig = PackedTrainConfig()

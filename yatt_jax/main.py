@@ -10,10 +10,8 @@ Open MPI, Cloud TPU, Kubernetes), or with ``--coordinator``, ``--processes`` and
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +19,8 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from yatt_jax import config as configuration
-from yatt_jax.errors import InputError, RunFailure, nearest
+from yatt_jax.command import parse_flags, reason, use_compilation_cache
+from yatt_jax.errors import InputError, RunFailure
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
@@ -48,9 +47,9 @@ def main(argv: Sequence[str]) -> None:
     try:
         config = configuration.parse(FLAGS.config)
     except OSError as error:  # a file that does not load shows itself only now when no key is overridden
-        raise configuration.ConfigError(_reason(error)) from error
+        raise configuration.ConfigError(reason(error)) from error
     _check_process()
-    _use_compilation_cache(config.compilation_cache)
+    use_compilation_cache(config.compilation_cache)
     # The models are imported only now, so that a faulty config is reported at once.
     from yatt_jax.controller.hosts import join
     from yatt_jax.controller.plan import make_plan
@@ -82,53 +81,12 @@ def _check_process() -> None:
         raise configuration.ConfigError(f"--process={number} --processes={count}: expected 0 <= process < processes")
 
 
-def _use_compilation_cache(folder: str) -> None:
-    if folder:
-        import jax
-
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-    """Absl's parser, with config mistakes turned into ``ConfigError``."""
-    try:
-        return FLAGS(argv)
-    except SyntaxError as error:
-        raise configuration.ConfigError(f"--config: {error.filename}, line {error.lineno}: {error.msg}") from error
-    except flags.UnrecognizedFlagError as error:
-        known = ["config", "workdir", "overwrite", "resume", "dry_run", "distributed", "coordinator", "processes"]
-        near = nearest(error.flagname.partition(".")[0], known)
-        raise configuration.ConfigError(f"unknown flag --{error.flagname}{near}") from error
-    except Exception as error:  # a config file is a program, and may raise anything
-        raise configuration.ConfigError(_reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong with the flags, without the tracebacks that the config loader puts into its messages."""
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    missing = re.search(r"No such file or directory: '([^']+\.py)'", text)
-    if missing:
-        near = nearest(missing[1], [str(p) for p in Path("configs").glob("*.py")])
-        return f"--config: no such file: {missing[1]}{near}"
-    said = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    if "Traceback (most recent call last):" in text:
-        return f"--config: {said[-1]}"
-    if not isinstance(error, flags.Error | KeyError | AttributeError | TypeError | ValueError | OSError):
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"--config: {where.filename}, line {where.lineno}: {type(error).__name__}: {said[0]}"
-    if "no attribute 'get_config'" in text:
-        return "--config: the file has no function get_config(variant=''), which returns the config"
-    # A KeyError shows its message as a literal, with escapes.
-    plain = re.sub(r"\\n|\\'|\s+", " ", text).strip()
-    return f"--config: unknown key: {plain}" if isinstance(error, KeyError) else f"--config: {plain}"
-
-
 def run_command() -> None:
     """Entry point of the command."""
     logging.set_verbosity(logging.WARNING)  # libraries tell every step of a checkpoint
+    known = ["config", "workdir", "overwrite", "resume", "dry_run", "distributed", "coordinator", "processes"]
     try:
-        app.run(main, flags_parser=_parse_flags)
+        app.run(main, flags_parser=lambda argv: parse_flags(argv, known))
     except (InputError, RunFailure) as error:
         print(f"{'error' if error.status == 2 else 'stopped'}: {error}", file=sys.stderr)
         sys.exit(error.status)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_vllm_writes_what_transformers_writes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     inputs = tokenizer(PROMPT, return_tensors="pt")
     with torch.no_grad():
         expected = model.generate(**inputs, do_sample=False, max_new_tokens=24)[

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
 
-from yatt_jax.rewards import Invalid
+from yatt_jax.rewards import Failed, Invalid
+from yatt_jax.rewards.counts import Counts
 
 threads: set[str] = set()
 called: list[list[int]] = []
@@ -79,3 +81,43 @@ async def asynchronous(samples):
 
 
 constant = 3
+
+
+def fails_softly(samples):
+    return [Failed("no power") if s.completion == "bad" else 1.0 for s in samples]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of a reward that is opened and closed."""
+
+    scale: float = 1.0
+
+    def __post_init__(self):
+        if self.scale < 0:
+            raise ValueError(f"scale = {self.scale}: must not be negative")
+
+    def open(self):
+        return Opened(self.scale)
+
+
+class Opened:
+    """Sizes, and a count of how many were asked for."""
+
+    def __init__(self, scale):
+        self.scale, self.counts, self.closed = scale, Counts(), False
+
+    def __call__(self, samples):
+        self.counts.add("asked", len(samples))
+        return [self.scale * len(s.completion) for s in samples]
+
+    def close(self):
+        opened.append(self)
+
+
+opened: list[Opened] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class NotOpened:
+    """Settings without ``open``."""

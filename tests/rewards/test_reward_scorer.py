@@ -96,7 +96,7 @@ def test_a_function_that_fails_only_on_several(sample):
     [
         ("too_few", "returned 1 values for 2 samples"),
         ("nothing", "returned NoneType for 2 samples"),
-        ("text", r"returned 'good' \(str\) where a number, None or Invalid was expected\n.*p\.jsonl:1"),
+        ("text", r"returned 'good' \(str\) where a number, None, Invalid or Failed was expected\n.*p\.jsonl:1"),
     ],
 )
 def test_results_that_are_no_rewards(sample, name, message, on_error):

@@ -10,7 +10,7 @@ from yatt_jax.types import Prompt, Sample
 
 
 def test_the_answer_is_a_document_of_its_own() -> None:
-    prompts = [Prompt([], "", [7, 8], {}, "", 0, (1, 2, 3)), Prompt([], "", [9] * 9, {}, "", 1, (4,))]
+    prompts = [Prompt([], "", [7, 8], {}, "", 0, answer=(1, 2, 3)), Prompt([], "", [9] * 9, {}, "", 1, answer=(4,))]
     results = [
         Result(np.array(tokens, np.int32), np.full(len(tokens), -1.0), np.full(len(tokens), -2.0), None, "stop", "")
         for tokens in ([5], [6] * 6)

@@ -112,7 +112,7 @@ class Collector:
 
     def _begin(self) -> None:
         """Nothing is counted yet."""
-        self._faults = {kind: collections.Counter[str]() for kind in ("invalid", "errors", "reasons")}
+        self._faults = {kind: collections.Counter[str]() for kind in ("invalid", "errors", "reasons", "counts")}
         self._sums: Sums = {}
 
     def collect(self, step: int) -> Collected:
@@ -325,6 +325,7 @@ class Collector:
             invalid={name: self._faults["invalid"][name] for name in self._scorer.names},
             errors={name: self._faults["errors"][name] for name in self._scorer.names},
             reasons=dict(self._faults["reasons"]),
+            counts=dict(self._faults["counts"]),
         )
         return Collected(groups, samples, scores, self._sums)
 

@@ -88,11 +88,12 @@ def variance(means: dict[str, float]) -> float:
 def reward_sums(rewards: Scores, samples: Sequence[Sample]) -> Sums:
     """Figures about this process's rewards as totals and weights, to be added over processes.
 
-    ``score_sums``; invalid values and errors of each reward; the share of groups whose samples all got the same.
+    ``score_sums``; invalid values, errors and counts of each reward; the share of groups whose samples got the same.
     """
     found = score_sums(rewards)
     found |= {f"reward_invalid/{name}": (float(count), None) for name, count in rewards.invalid.items()}
     found |= {f"reward_errors/{name}": (float(count), None) for name, count in rewards.errors.items()}
+    found |= {f"reward_counts/{name}": (float(count), None) for name, count in rewards.counts.items()}
     groups: dict[int, list[float]] = {}
     for sample, value in zip(samples, np.asarray(rewards.total, np.float64), strict=True):
         if math.isfinite(value):

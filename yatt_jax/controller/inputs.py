@@ -55,7 +55,13 @@ def open_inputs(plan: OnlinePlan, hosts: Hosts, weights: Callable[[str], Params]
     vote = load_function(evaluation.vote, f"config.evaluation.vote = {evaluation.vote!r}") if evaluation.vote else None
     models = {} if weights is None else _reward_models(plan, hosts, weights)
     models = models or dict.fromkeys(plan.reward_models, _unscored)
-    scorer = build(config.rewards, on_error=config.reward_on_error, workers=config.reward_workers, models=models)
+    scorer = build(
+        config.rewards,
+        on_error=config.reward_on_error,
+        workers=config.reward_workers,
+        models=models,
+        column=config.reward_column,
+    )
     return Inputs(prompts, held_out, scorer, vote)
 
 

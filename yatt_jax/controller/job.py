@@ -20,7 +20,6 @@ from yatt_jax.controller.record import Record
 from yatt_jax.controller.resume import describe, find_start
 from yatt_jax.controller.roles import Plan
 from yatt_jax.controller.stops import StopRequested, Stops
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.errors import InputError
 from yatt_jax.io.checkpoint_config import EarlyStop
 from yatt_jax.io.checkpoint_read import Found
@@ -33,6 +32,7 @@ from yatt_jax.report.console import open_console
 from yatt_jax.report.metrics import to_floats
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.timeline import Timeline
+from yatt_jax.typed import to_dict
 from yatt_jax.types import Metrics, Params, TrainState
 
 # Exit status of a run that was told to stop, and saved.

@@ -9,9 +9,9 @@ from typing import Any
 
 from yatt_jax.config import Config
 from yatt_jax.controller.hosts import Hosts
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.io.checkpoint import Checkpoints
 from yatt_jax.io.checkpoint_config import EarlyStop
+from yatt_jax.typed import to_dict
 from yatt_jax.types import PyTree
 
 

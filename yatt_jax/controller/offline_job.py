@@ -13,9 +13,9 @@ from yatt_jax.controller.kept_scores import KeptScores
 from yatt_jax.controller.offline_plan import OfflinePlan
 from yatt_jax.controller.offline_programs import OfflinePrograms, make_offline_programs
 from yatt_jax.controller.offline_rows import Feeder, open_rows
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.data.collate import Draw
 from yatt_jax.report.metrics import grouped
+from yatt_jax.typed import to_dict
 from yatt_jax.types import Metrics, PyTree, Ratio
 
 

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Mapping
 
 from yatt_jax.config import Config
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.report import html
 from yatt_jax.report.console import Console
 from yatt_jax.report.metrics import ConsoleSink, JsonlSink, MetricsWriter
 from yatt_jax.report.rundir import RunDir
 from yatt_jax.report.sinks import open_optional
 from yatt_jax.report.timeline import Timeline
+from yatt_jax.typed import to_dict
 
 _LOG = logging.getLogger(__name__)
 

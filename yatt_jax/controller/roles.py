@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from transformers import PreTrainedTokenizerFast
 
 from yatt_jax.config import Config, ConfigError, InitConfig
-from yatt_jax.controller.typed import to_dict
 from yatt_jax.data import tokenizer as tokenizers
 from yatt_jax.errors import nearest
 from yatt_jax.io import hf
@@ -23,6 +22,7 @@ from yatt_jax.models.build import Kind, Model, build
 from yatt_jax.models.config import DecoderConfig
 from yatt_jax.parallel import memory
 from yatt_jax.parallel.partition import Partition, axis_faults
+from yatt_jax.typed import to_dict
 
 KINDS: dict[str, Kind] = {"critic": "value", "reward": "reward"}  # the other roles are language models
 FROZEN = ("reference", "teacher")

@@ -14,7 +14,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from yatt_jax.errors import InputError, RunFailure
-from yatt_jax.rewards.spec import Invalid, RewardFn, RewardSpec, resolve
+from yatt_jax.rewards.choice import Choice
+from yatt_jax.rewards.counts import Counts
+from yatt_jax.rewards.spec import Failed, Invalid, RewardFn, RewardSpec, resolve
 
 if TYPE_CHECKING:
     from yatt_jax.types import Sample
@@ -41,10 +43,11 @@ class Scores:
     Attributes:
       total: weighted sum, after ``Scorer.scales``; NaN where a reward that counts is invalid: such a sample is to be
         masked.
-      rewards: each reward's own values by name, unweighted; NaN where invalid.
+      rewards: each reward's own values by name, unweighted; NaN where invalid, or not asked for by the prompt.
       invalid: by name, how many values were None, NaN, infinite or ``Invalid``.
       errors: by name, how many samples raised an exception (with ``on_error="count"``).
       reasons: "name: reason" -> count, over both.
+      counts: "name/what" -> what a reward counted since the last step (see ``rewards.counts``).
     """
 
     total: Float32[np.ndarray, "B"]
@@ -52,6 +55,7 @@ class Scores:
     invalid: dict[str, int]
     errors: dict[str, int]
     reasons: dict[str, int]
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +77,12 @@ class _Reward:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Failed:
-    """Stands in a result for a sample whose call raised."""
-
-    reason: str
+class _Skipped:
+    """Stands in a result for a sample whose prompt does not ask for the reward."""
 
 
-_Results: TypeAlias = list[float | Invalid | _Failed]
+_Value: TypeAlias = float | Invalid | Failed | _Skipped
+_Results: TypeAlias = list[_Value]
 
 
 def build(
@@ -88,6 +91,7 @@ def build(
     on_error: Literal["raise", "count"] = "raise",
     workers: int = 1,
     models: Mapping[str, RewardFn] | None = None,
+    column: str = "",
 ) -> Scorer:
     """Imports the rewards of a run and checks their arguments, before anything is sampled.
 
@@ -98,20 +102,21 @@ def build(
       workers: threads that call reward functions; 1 calls them in the caller's thread.
       models: for each reward that names a model, the function that scores samples with it. It is called in the
         caller's thread, once for all samples of a step, also where there is none: processes compute together.
+      column: of the prompts' records, which says what rewards each asks for (see ``Choice``); empty: all of them.
 
     Raises:
       InputError: a function that does not exist or does not take its arguments.
     """
     if not specs:
         raise InputError("rewards is empty: name at least one reward function")
+    if not column and all(spec.weight == 0 for spec in specs.values()):
+        raise InputError("rewards: every weight is 0, so there is nothing to learn from")
     of_models = models or {}
     rewards = [
         _Reward(name, spec, of_models[name] if spec.model.path else resolve(spec, name), bool(spec.model.path))
         for name, spec in specs.items()
     ]
-    if all(reward.spec.weight == 0 for reward in rewards):
-        raise InputError("rewards: every weight is 0, so there is nothing to learn from")
-    return Scorer(rewards, on_error, workers)
+    return Scorer(rewards, on_error, workers, Choice(column, {name: spec.weight for name, spec in specs.items()}))
 
 
 class Scorer:
@@ -121,8 +126,10 @@ class Scorer:
       scales: by name, what is taken out of a reward's values before they are added up; none: nothing.
     """
 
-    def __init__(self, rewards: Sequence[_Reward], on_error: Literal["raise", "count"], workers: int) -> None:
-        self._rewards, self._on_error = rewards, on_error
+    def __init__(
+        self, rewards: Sequence[_Reward], on_error: Literal["raise", "count"], workers: int, choice: Choice
+    ) -> None:
+        self._rewards, self._on_error, self._choice = rewards, on_error, choice
         self.scales: dict[str, Scale] = {}
         self._pool = ThreadPoolExecutor(workers, "reward") if workers > 1 else None
         self._said: set[str] = set()
@@ -133,9 +140,13 @@ class Scorer:
         return [reward.name for reward in self._rewards]
 
     def close(self) -> None:
-        """Stops the threads."""
+        """Stops the threads, and closes the rewards that can be."""
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        for reward in self._rewards:
+            close = getattr(reward.function, "close", None)
+            if close is not None:
+                close()
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
         """Scores samples.
@@ -175,25 +186,32 @@ class Scorer:
         """Makes a call on a worker; None where there are none, or where it is not for them."""
         return self._pool.submit(self._call, reward, samples) if self._pool and not reward.by_model else None
 
-    def _mix(self, count: int, results: Mapping[str, _Results]) -> Scores:
+    def _mix(self, samples: Sequence[Sample], results: Mapping[str, _Results]) -> Scores:
         """Sums up what the rewards said."""
-        total = np.zeros(count, np.float32)
+        total = np.zeros(len(samples), np.float32)
         scores = Scores(total, {}, {}, {}, {})
         reasons: Counter[str] = Counter()
+        weights = [self._choice.weights(sample) for sample in samples]
         for reward in self._rewards:
-            values = results[reward.name]
+            values, spec = results[reward.name], reward.spec
             array = np.asarray([v if isinstance(v, float) else np.nan for v in values], np.float32)
             array[~np.isfinite(array)] = np.nan
-            faults = [v for v in values if isinstance(v, Invalid | _Failed)]
-            failed = sum(isinstance(v, _Failed) for v in faults)
+            faults = [v for v in values if isinstance(v, Invalid | Failed)]
+            failed = sum(isinstance(v, Failed) for v in faults)
+            skipped = sum(isinstance(v, _Skipped) for v in values)
             reasons.update(f"{reward.name}: {fault.reason}" for fault in faults)
             scores.rewards[reward.name] = array
             scores.errors[reward.name] = failed
-            scores.invalid[reward.name] = int(np.isnan(array).sum()) - failed
-            if reward.spec.weight:  # 0 * NaN would be NaN
-                scale = self.scales.get(reward.name, Scale())
-                counted = (array - np.float32(scale.mean)) / np.float32(scale.deviation)
-                total += np.float32(reward.spec.weight) * counted
+            scores.invalid[reward.name] = int(np.isnan(array).sum()) - failed - skipped
+            weight = np.asarray([of.get(reward.name, 0.0) for of in weights], np.float32)
+            counted = weight != 0  # 0 * NaN would be NaN
+            scale = self.scales.get(reward.name, Scale(spec.mean, spec.std))
+            total[counted] += weight[counted] * (
+                (array[counted] - np.float32(scale.mean)) / np.float32(scale.deviation)
+            )
+            found = getattr(reward.function, "counts", None)
+            if isinstance(found, Counts):
+                scores.counts.update({f"{reward.name}/{what}": number for what, number in found.take().items()})
         scores.reasons.update(reasons)
         for reason in reasons:
             if reason not in self._said:
@@ -202,23 +220,34 @@ class Scorer:
         return scores
 
     def _call(self, reward: _Reward, samples: list[Sample]) -> _Results:
-        if reward.by_model:
-            return _values(reward, samples, reward.function(samples))
+        """What a reward says of those of the samples that ask for it."""
+        asks = [reward.name in self._choice.weights(sample) for sample in samples]
+        if reward.by_model:  # every process calls it as often as the others, and for all of its samples
+            answers = _values(reward, samples, reward.function(samples))
+            return [value if wanted else _Skipped() for value, wanted in zip(answers, asks, strict=True)]
+        values = iter(self._ask(reward, [sample for sample, wanted in zip(samples, asks, strict=True) if wanted]))
+        return [next(values) if wanted else _Skipped() for wanted in asks]
+
+    def _ask(self, reward: _Reward, samples: list[Sample]) -> _Results:
         if not samples:
             return []
         try:
-            return _values(reward, samples, reward.function(samples))
+            values = _values(reward, samples, reward.function(samples))
+            for sample, value in zip(samples, values, strict=True):
+                if isinstance(value, Failed) and self._on_error == "raise":
+                    raise RewardError(_message(reward, f"failed: {value.reason}", None, sample), sample)
+            return values
         except (InputError, RewardError):
             raise
         except Exception as error:
             if len(samples) > 1:
-                values = [value for sample in samples for value in self._call(reward, [sample])]
+                values = [value for sample in samples for value in self._ask(reward, [sample])]
                 if self._on_error == "raise":  # none of them raised alone
                     raise RewardError(_message(reward, f"failed on {len(samples)} samples together", error)) from error
                 return values
             reason = f"{type(error).__name__}: {error}"
             if self._on_error == "count":
-                return [_Failed(reason)]
+                return [Failed(reason)]
             raise RewardError(_message(reward, "failed", error, samples[0]), samples[0]) from error
 
 
@@ -271,7 +300,7 @@ class Scoring:
         for number, (reward, places) in enumerate(self._calls):
             future = self._running.get(number)
             results[reward.name] += self._scorer._call(reward, self._of(places)) if future is None else future.result()
-        return self._scorer._mix(len(self._samples) - len(self._dropped), results)
+        return self._scorer._mix(self._of(range(len(self._samples))), results)
 
     def _of(self, places: range) -> list[Sample]:
         wanted = [place for place in places if place not in self._dropped]
@@ -299,12 +328,12 @@ def _values(reward: _Reward, samples: list[Sample], result: Any) -> _Results:
         scalar = getattr(item, "ndim", 0) == 0 and hasattr(item, "dtype")
         if item is None:
             values.append(float("nan"))
-        elif isinstance(item, Invalid):
+        elif isinstance(item, Invalid | Failed):
             values.append(item)
         elif (isinstance(item, Number) and not isinstance(item, complex)) or scalar:
             values.append(float(item))  # type: ignore[arg-type]
         else:
-            what = f"returned {item!r} ({type(item).__name__}) where a number, None or Invalid was expected"
+            what = f"returned {item!r} ({type(item).__name__}) where a number, None, Invalid or Failed was expected"
             raise RewardError(_message(reward, what, None, sample), sample)
     return values
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from yatt_jax.errors import InputError, nearest
+from yatt_jax.typed import from_dict
 
 if TYPE_CHECKING:
     from yatt_jax.types import Sample
@@ -26,12 +27,22 @@ class Invalid:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """Stands in a reward's result for a sample whose scoring failed, as if the function had raised for this one alone.
+
+    It stops the run, or is masked and counted, as ``reward_on_error`` says.
+    """
+
+    reason: str
+
+
 def is_path(text: str) -> bool:
     """Whether a text is an import path, as "package.module:function"."""
     return bool(re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text))
 
 
-RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | Invalid | None]]"
+RewardFn: TypeAlias = "Callable[[list[Sample]], Iterable[float | Invalid | Failed | None]]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +90,13 @@ class RewardSpec:
     """One reward of a run: a function or a reward model.
 
     Attributes:
-      fn: import path ``"package.module:function"``.
+      fn: import path ``"package.module:name"`` of a function, or of a frozen dataclass of settings whose ``open()``
+        returns one; what that one has as ``close`` is called at the end of a run, and what it counts in ``counts``
+        (see ``rewards.counts``) is reported.
       weight: of its values in the total. With 0 it is measured and does not count.
-      kwargs: further keyword arguments of the function.
+      mean, std: a value v counts as ``(v - mean) / std``. Measured on reference samples, they bring rewards of any
+        origin to one scale before they are weighted; metrics show values as they are.
+      kwargs: further keyword arguments of the function, or fields of the settings.
       chunk: samples a call; 0: all of the step's in one call. Set it for a function that judges each sample by itself
         and waits (for a server, say), so that ``reward_workers`` threads work on one step's samples.
       model: instead of ``fn``, a reward model on the run's devices.
@@ -95,6 +110,8 @@ class RewardSpec:
     chunk: int = 0
     model: ModelReward = ModelReward()
     reference: int = 0
+    mean: float = 0.0
+    std: float = 1.0
 
     def __post_init__(self) -> None:
         if self.model.path:
@@ -108,10 +125,16 @@ class RewardSpec:
             )
         if not math.isfinite(self.weight):
             raise ValueError(f"weight = {self.weight}: must be a finite number")
+        if not math.isfinite(self.mean):
+            raise ValueError(f"mean = {self.mean}: must be a finite number")
+        if not 0 < self.std < math.inf:
+            raise ValueError(f"std = {self.std}: must be a number above 0")
         if self.chunk < 0:
             raise ValueError(f"chunk = {self.chunk}: must not be negative")
         if self.reference < 0 or self.reference == 1:
             raise ValueError(f"reference = {self.reference}: 0 (off), or at least 2 to have a standard deviation")
+        if self.reference and (self.mean, self.std) != (0.0, 1.0):
+            raise ValueError(f"reference = {self.reference} measures what mean and std say; set one of them")
 
     @classmethod
     def from_string(cls, fn: str) -> RewardSpec:
@@ -127,13 +150,16 @@ def resolve(spec: RewardSpec, name: str) -> RewardFn:
       name: the reward's key in the configuration, for messages.
 
     Returns:
-      The function with its keyword arguments bound.
+      The function with its keyword arguments bound, or what the settings open.
 
     Raises:
-      InputError: no such module or function (the message has the nearest name), or arguments that do not fit.
+      InputError: no such module or function (the message has the nearest name), arguments that do not fit, or settings
+        that cannot be used.
     """
     where = f"rewards.{name}.fn = {spec.fn!r}"
-    function = load_function(spec.fn, where)
+    function: Any = load_function(spec.fn, where)
+    if dataclasses.is_dataclass(function) and isinstance(function, type):
+        return _open(function, spec.kwargs, f"rewards.{name}.kwargs", where)
     _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
     kwargs = dict(spec.kwargs)
     return cast("RewardFn", functools.partial(function, **kwargs))
@@ -160,6 +186,19 @@ def load_function(path: str, where: str) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: is an async function; a reward returns its values, so run the loop inside of it")
     return function
+
+
+def _open(settings: type, kwargs: Mapping[str, Any], key: str, where: str) -> RewardFn:
+    faults: list[str] = []
+    made: Any = from_dict(settings, kwargs, key, faults)
+    if faults:
+        raise InputError("\n".join(faults))
+    if not hasattr(made, "open"):
+        raise InputError(f"{where}: a dataclass of settings needs a method open(), which returns the reward function")
+    try:
+        return made.open()
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from error
 
 
 def _import(name: str, where: str) -> types.ModuleType:
