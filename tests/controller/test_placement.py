@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from yatt_jax.controller.forecast import GROUPS, Chunk, Load, fit_steps, forecast
+from yatt_jax.controller.forecast import GROUPS, Load, forecast, measured_load
 from yatt_jax.controller.placement import (
     Decision,
     Limits,
@@ -20,6 +20,7 @@ from yatt_jax.controller.placement import (
     placements,
     replan,
 )
+from yatt_jax.rollout.pace import Chunk, fit_steps
 
 SAMPLER = Load(busy=0, waiting=0, queue=0, rows=4, slots=4, lengths=(10, 10, 10, 10), step=1.0, row=0.0, admit=0.0)
 LIMITS = Limits()
@@ -67,6 +68,15 @@ def test_replaced_rows_come_when_others_are_scored() -> None:
     assert forecast([("sample", 1), ("judge", 1)], {"sample": sampler, "judge": judge}) == (40, 45)
 
 
+def test_votes_are_rows_of_their_own() -> None:
+    sampler = dataclasses.replace(SAMPLER, rows=1, lengths=(10,))
+    judge = Load(busy=0, waiting=0, queue=0, rows=3, slots=8, lengths=(5, 5, 5), step=1.0, row=0.5, admit=2.0)
+    # Three verdicts on two devices: two turns of taking in, and one and a half rows a device.
+    assert forecast([("sample", 1), ("judge", 2)], {"sample": sampler, "judge": judge})[1] == 10 + 2 * 2 + 5 * 1.75
+    idle = dataclasses.replace(judge, rows=0, lengths=())
+    assert forecast([("sample", 1), ("judge", 2)], {"sample": sampler, "judge": idle}) == (10, 10)
+
+
 @pytest.mark.parametrize("rows", [1, 3, GROUPS, GROUPS + 1, 7 * GROUPS + 3])
 @pytest.mark.parametrize("replaced", [0, 1])
 def test_every_row_is_forecast_to_end(rows: int, replaced: int) -> None:
@@ -90,6 +100,20 @@ def test_seconds_of_a_step_are_fitted() -> None:
     step, row = fit_steps([Chunk(1, 4, 1.0), Chunk(2, 4, 4.0)])
     assert step == 0
     assert row == pytest.approx((1.0 * 1 + 4.0 * 2) / (4 * 1 + 4 * 4))
+
+
+def test_a_load_is_measured_from_chunks() -> None:
+    def chunk(rows: int, admitted: int, waiting: int = 0) -> Chunk:
+        taking_in = 0.5 * math.ceil(admitted / 2)  # two devices
+        return Chunk(rows, 16, 16 * (0.01 + 0.001 * rows) + taking_in, admitted, waiting)
+
+    chunks = [chunk(8, 16, 4), chunk(8, 3, 1), chunk(8, 0), chunk(4, 0), chunk(2, 0)]
+    load = measured_load(chunks, [30, 50] * 10, seconds=10.0, devices=2, slots=8)
+    assert (load.step, load.row, load.admit) == pytest.approx((0.01, 0.001, 0.5))
+    assert (load.rows, load.slots, load.lengths[:2]) == (20, 8, (30, 50))
+    assert load.busy == pytest.approx(sum(c.seconds for c in chunks))
+    assert load.waiting == pytest.approx(10.0 - load.busy)
+    assert load.queue == pytest.approx((4 * chunks[0].seconds + chunks[1].seconds) / load.busy)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +269,6 @@ def test_a_phase_has_a_load_for_each_role() -> None:
 @pytest.mark.parametrize("name", ["reach", "window", "dwell", "horizon", "gain"])
 def test_limits_out_of_range(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} = 0"):
-        Limits(**{name: 0})
+        dataclasses.replace(LIMITS, **{name: 0})
     with pytest.raises(ValueError, match="units"):
         Limits(units={"judge": 0})

@@ -15,22 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from yatt_jax.rollout.pace import Chunk, fit_steps
+
 GROUPS = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """Some decode steps in a row with the same number of rows.
-
-    Attributes:
-      rows: rows on each device.
-      steps: decode steps.
-      seconds: wall time.
-    """
-
-    rows: float
-    steps: int
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +33,7 @@ class Load:
       slots: most rows at a time on each device.
       lengths: decode steps of rows, any number of them, in any order that is not by length; zeros for a model that
         scores without writing.
-      step: seconds of a decode step without rows; see ``fit_steps``.
+      step: seconds of a decode step without rows; see ``pace.fit_steps``.
       row: seconds that each row on a device adds to it.
       admit: seconds that a device needs to take a row in, padding left out.
     """
@@ -74,28 +61,37 @@ class Load:
             raise ValueError(f"{self.rows} rows and no lengths; give zeros where nothing is written")
 
 
-def fit_steps(chunks: Sequence[Chunk]) -> tuple[float, float]:
-    """Seconds of a decode step without rows, and those that each row on a device adds, by least squares.
-
-    Neither is negative. Where all chunks had as many rows, nothing tells the two apart, and all of the time is taken to
-    be the step's.
+def measured_load(
+    chunks: Sequence[Chunk], lengths: Sequence[int], *, seconds: float, devices: int, slots: int, replaced: int = 0
+) -> Load:
+    """What an engine did in a phase, from the chunks that it timed.
 
     Args:
-      chunks: at least one; those at the end of a phase, with few rows, tell most.
+      chunks: at least one; see ``Engine.stats``.
+      lengths: tokens that each row wrote.
+      seconds: of the phase.
+      devices: of the engine's share.
+      slots: rows at a time on each device.
+      replaced: see ``Load``.
     """
-    rows, steps, seconds = (
-        np.array([getattr(c, name) for c in chunks], float) for name in ("rows", "steps", "seconds")
+    plain = [chunk for chunk in chunks if not chunk.admitted]
+    step, row = fit_steps(plain or chunks)
+    busy = sum(chunk.seconds for chunk in chunks)
+    # What chunks that took rows in lasted longer than their steps; each device takes in whole rows.
+    taking_in = sum(max(0.0, c.seconds - c.steps * (step + row * c.rows)) for c in chunks if c.admitted)
+    turns = sum(math.ceil(chunk.admitted / devices) for chunk in chunks)
+    return Load(
+        busy=busy,
+        waiting=max(0.0, seconds - busy),
+        queue=sum(chunk.waiting * chunk.seconds for chunk in chunks) / busy if busy else 0.0,
+        rows=len(lengths),
+        slots=slots,
+        lengths=tuple(lengths),
+        step=step,
+        row=row,
+        admit=taking_in / turns if turns else 0.0,
+        replaced=replaced,
     )
-    # Weighted by steps, so that a chunk counts as much as all its steps.
-    per_step = seconds / steps
-    mean_rows, mean_time = np.average(rows, weights=steps), np.average(per_step, weights=steps)
-    spread = np.average((rows - mean_rows) ** 2, weights=steps)
-    slope = np.average((rows - mean_rows) * (per_step - mean_time), weights=steps) / spread if spread else 0.0
-    if slope <= 0:
-        return float(mean_time), 0.0
-    if slope * mean_rows >= mean_time:  # more than in proportion: no fixed part
-        return 0.0, float(np.sum(seconds * rows) / np.sum(steps * rows**2))
-    return float(mean_time - slope * mean_rows), float(slope)
 
 
 def forecast(shares: Sequence[tuple[str, int]], loads: Mapping[str, Load]) -> tuple[float, float]:
@@ -139,8 +135,9 @@ class _Queue:
 
     def __init__(self, load: Load, devices: int, sampler: Load):
         self.groups = min(GROUPS, sampler.rows)
-        size = sampler.rows / max(1, self.groups)  # rows of a group
-        self.first = max(1, self.groups - round(sampler.replaced / size)) if self.groups else 0
+        size = load.rows / max(1, self.groups)  # rows of a group, several for each sample where a judge votes
+        later = round(self.groups * sampler.replaced / max(1, sampler.rows))
+        self.first = max(1, self.groups - later) if self.groups else 0
         self._lengths = _spread(load.lengths, self.groups)
         self._room = max(1, round(load.slots * devices / max(1.0, size)))  # groups at a time
         self._admit, self._rows = load.admit, size / devices
@@ -195,8 +192,8 @@ class _Queue:
 def _spread(lengths: Sequence[int], count: int) -> list[float]:
     """``count`` lengths of the same distribution, long and short ones mixed as they came."""
     given = np.asarray(lengths, float)
-    if not count:
-        return []
+    if not count or not len(given):
+        return [0.0] * count
     if len(given) == count:
         return given.tolist()
     values = np.quantile(given, (np.arange(count) + 0.5) / count)
