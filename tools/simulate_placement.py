@@ -26,6 +26,7 @@ from tools.placement_world import SAMPLER, Machine
 from yatt_jax.controller.placement import Limits
 from yatt_jax.report.charts import Line
 from yatt_jax.report.picture import curves
+from yatt_jax.report.read import Points
 
 COLUMNS = (
     "oracle",
@@ -176,7 +177,7 @@ def write_pictures(folder: Path, workload: Workload, run: Run) -> None:
     steps = range(1, workload.steps + 1)
 
     def line(label: str, values: Sequence[float] | np.ndarray, colour: int) -> Line:
-        points = [(step, float(value)) for step, value in zip(steps, values, strict=True)]
+        points: Points = [(step, float(value)) for step, value in zip(steps, values, strict=True)]
         return Line(label, points, colour, smoothed=False)
 
     best = run.best_fixed
