@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from yatt_jax.report.charts import Line, line_chart, moving_average, nice_ticks, stacked_bars, thin
+from yatt_jax.report.charts import SMOOTHED_FROM, Line, line_chart, moving_average, nice_ticks, stacked_bars, thin
 from yatt_jax.report.read import Points
 
 
@@ -113,3 +113,9 @@ def test_bars_of_many_steps_are_averaged() -> None:
     bars = svg.findall("rect")
     assert 100 < len(bars) <= 150
     assert bars[0].findtext("title") == "steps 1 to 7: rollout 2.0 s"
+
+
+def test_a_long_line_is_smoothed_unless_it_says_otherwise() -> None:
+    points: list[tuple[int, float | None]] = [(i, float(i % 2)) for i in range(SMOOTHED_FROM + 1)]
+    assert line_chart([Line("a", points, 0)]).count("<polyline") == 2
+    assert line_chart([Line("a", points, 0, smoothed=False)]).count("<polyline") == 1

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from yatt_jax.report import facts
+from yatt_jax.report.charts import Line
 from yatt_jax.report.html import headline_change, page, write
-from yatt_jax.report.picture import picture
+from yatt_jax.report.picture import curves, picture
 from yatt_jax.report.read import Run, read_run
 from yatt_jax.report.rundir import RunDir, RunDirError
 from yatt_jax.report.samples import SampleLog
@@ -361,3 +362,12 @@ def test_facts_name_versions_devices_and_the_command() -> None:
     assert found["devices"]["platform"] == "cpu"
     assert (found["devices"]["processes"], found["devices"]["per_process"]) == (1, [8])
     assert {"python", "jax", "flax"} <= set(found["versions"])
+
+
+def test_lines_as_a_picture_of_their_own() -> None:
+    svg = curves([Line("a <b", [(1, 2.0), (2, 3.0)], 0), Line("c", [(1, 1.0)], 1)], "Times & shares")
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert "a &lt;b" in svg
+    assert "Times &amp; shares" in svg
+    with pytest.raises(ValueError, match="shares: no line has a number"):
+        curves([Line("a", [(1, None)], 0)], "shares")

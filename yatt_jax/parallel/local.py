@@ -114,11 +114,16 @@ def sampling_group(rollout: Partition) -> Group:
     first = order.index(jax.process_index()) // size * size
     members = order[first : first + size]
     inside = [d for d in devices if d.process_index in members]
-    return Group(tuple(members), _part(rollout, inside))
+    return Group(tuple(members), part_of(rollout, inside))
 
 
-def _part(rollout: Partition, devices: list[Any]) -> Partition:
-    """The sampling partition of some of its devices, with the same tensor axes, so that shards are the same."""
+def part_of(rollout: Partition, devices: list[Any]) -> Partition:
+    """The sampling partition of some of its devices, with the same tensor axes, so that shards are the same.
+
+    Args:
+      rollout: the job's sampling partition.
+      devices: whole tensor groups of it, in its order.
+    """
     tensor, count = rollout.split.tensor, len(devices)
     edges = [1]
     for name in reversed(rollout.mesh.axis_names):

@@ -28,6 +28,7 @@ class Line:
       colour: number of the colour.
       style: "solid"; "dots" for few points, each marked; "faint" for a line in the background.
       margin: half-width of the uncertainty at an x, drawn as a band.
+      smoothed: whether a long solid line is drawn faint, with its moving average on top.
     """
 
     label: str
@@ -35,6 +36,7 @@ class Line:
     colour: int
     style: Literal["solid", "dots", "faint"] = "solid"
     margin: Mapping[int, float | None] = dataclasses.field(default_factory=dict)
+    smoothed: bool = True
 
     def edges(self) -> list[tuple[int, float, float]]:
         """The band as (x, low, high), where there is one."""
@@ -89,7 +91,7 @@ def plot(lines: Sequence[Line], width: int, height: int) -> tuple[str, dict[str,
     for line in lines:
         points = thin(line.points)
         marks.append(_band(line, x, y))
-        smooth = line.style == "solid" and len(line.points) > SMOOTHED_FROM
+        smooth = line.smoothed and line.style == "solid" and len(line.points) > SMOOTHED_FROM
         marks.append(_path(points, x, y, line.colour, "faint" if smooth else line.style))
         if smooth:
             marks.append(_path(thin(moving_average(line.points)), x, y, line.colour, "solid"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from yatt_jax.report.charts import COLOURS, plot
+from yatt_jax.report.charts import COLOURS, Line, plot
 from yatt_jax.report.lanes import draw, view
 from yatt_jax.report.panels import headline_legend, headline_lines
 from yatt_jax.report.read import Run
@@ -35,13 +35,33 @@ def picture(runs: Sequence[Run], title: str) -> str:
         raise RunDirError(
             f"{', '.join(run.name for run in runs)}: no reward or loss in metrics.jsonl, so there is no curve to draw"
         )
+    return _curve(drawn[0], headline_legend(lines, runs), title)
+
+
+def curves(lines: Sequence[Line], title: str) -> str:
+    """An SVG file of lines by step, as ``picture`` draws its own.
+
+    Args:
+      lines: at least one with a number.
+      title: above them; says what they measure.
+
+    Raises:
+      ValueError: no line has a number.
+    """
+    drawn = plot(lines, _WIDTH, _HEIGHT)
+    if drawn is None:
+        raise ValueError(f"{title}: no line has a number, so there is nothing to draw")
+    return _curve(drawn[0], [(line.label, line.colour, line.style) for line in lines], title)
+
+
+def _curve(marks: str, named: Sequence[tuple[str, int, str]], title: str) -> str:
     left, labels = 46, []
-    for label, colour, style in headline_legend(lines, runs):
+    for label, colour, style in named:
         ink = f"var(--c{colour % COLOURS})"
         labels.append(f'<line class="line {style}" style="stroke:{ink}" x1="{left}" x2="{left + 18}" y1="46" y2="46"/>')
         labels.append(f'<text class="tick" x="{left + 24}" y="50">{safe(label)}</text>')
         left += 44 + round(6.2 * len(label))
-    return _framed(title, f'{"".join(labels)}<g transform="translate(0,{_HEAD})">{drawn[0]}</g>', _HEIGHT + _HEAD + 4)
+    return _framed(title, f'{"".join(labels)}<g transform="translate(0,{_HEAD})">{marks}</g>', _HEIGHT + _HEAD + 4)
 
 
 def timeline_picture(run: Run) -> str:

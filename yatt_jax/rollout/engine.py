@@ -11,7 +11,9 @@ from yatt_jax.models.build import Model
 from yatt_jax.parallel.local import sampling_group
 from yatt_jax.parallel.partition import Partition
 from yatt_jax.rollout import device
+from yatt_jax.rollout.ahead import Ahead, like
 from yatt_jax.rollout.assemble import Result, assemble
+from yatt_jax.rollout.pace import Chunk
 from yatt_jax.rollout.sampling import Sampling
 from yatt_jax.rollout.session import Session
 from yatt_jax.rollout.slots import Request
@@ -68,6 +70,7 @@ class Stats:
       prompt_tokens: prompt tokens computed, after sharing.
       prompt_computed: the same with the padding of packs.
       seconds: wall time.
+      paces: how long each chunk of decode steps took.
     """
 
     steps: int = 0
@@ -80,6 +83,7 @@ class Stats:
     prompt_tokens: int = 0
     prompt_computed: int = 0
     seconds: float = 0.0
+    paces: tuple[Chunk, ...] = ()
 
     @property
     def fill(self) -> float:
@@ -256,22 +260,7 @@ class Engine:
         self._check(asked, sampling, seed)
         keys: dict[tuple[int, ...], int] = {}
         requests = [_request(i, ask, sampling, keys) for i, ask in enumerate(asked)]
-        session = Session(
-            self._programs,
-            self.group,
-            self._tokenizer,
-            get=self._get,
-            agree=self._agree,
-            lanes=self.lanes,
-            size=self.rows // self.lanes,
-            pack=self.pack,
-            chunk=self.chunk,
-            sampling=sampling,
-            vocab=self._vocab,
-            seed=seed,
-            sample_ids=[ask.sample_id for ask in asked],
-            begun=[ask.begun for ask in asked],
-        )
+        session = self._session(self._programs, asked, sampling, seed)
         tell = lambda stage: self._tell(stage, session, len(asked))  # noqa: E731
         if not self._compiled:
             tell("compile")
@@ -291,9 +280,41 @@ class Engine:
             invalid=sum(result.finish == "invalid" for result in results.values()),
             unfinished=sum(result.finish == "unfinished" for result in results.values()),
             seconds=time.perf_counter() - start,
+            paces=tuple(session.paces),
             **dataclasses.asdict(session.counts),
         )
         return [results[i] for i in range(len(asked))]
+
+    def compile_ahead(self, params: Params) -> None:
+        """Compiles everything without running anything, for the first call of ``sample`` to find.
+
+        May be called in another thread while programs run, on these devices or others.
+
+        Args:
+          params: weights, as for ``sample``, or their shapes and shardings.
+        """
+        session = self._session(Ahead(self._programs), (), Sampling(), 0)
+        session.compile(like(params), long=self._longest - 1 > self.pack)
+
+    def _session(
+        self, programs: device.Programs | Ahead, asked: Sequence[Ask], sampling: Sampling, seed: int
+    ) -> Session:
+        return Session(
+            programs,
+            self.group,
+            self._tokenizer,
+            get=self._get if programs is self._programs else lambda tree: tree,
+            agree=self._agree,
+            lanes=self.lanes,
+            size=self.rows // self.lanes,
+            pack=self.pack,
+            chunk=self.chunk,
+            sampling=sampling,
+            vocab=self._vocab,
+            seed=seed,
+            sample_ids=[ask.sample_id for ask in asked],
+            begun=[ask.begun for ask in asked],
+        )
 
     def _check(self, asked: Sequence[Ask], sampling: Sampling, seed: int) -> None:
         if not 0 <= seed < 2**64:

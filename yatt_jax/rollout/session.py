@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 from yatt_jax.ops.select import Filters
 from yatt_jax.parallel.local import Group
 from yatt_jax.rollout import device
+from yatt_jax.rollout.ahead import Ahead
 from yatt_jax.rollout.assemble import Result
+from yatt_jax.rollout.pace import Chunk
 from yatt_jax.rollout.response import Response
 from yatt_jax.rollout.sampling import MAX_STOP_IDS, Sampling
 from yatt_jax.rollout.slots import Copy, Piece, Request, Round, Slots, pack_counts, sizes
@@ -53,7 +56,7 @@ class Session:
     which costs steps but changes no result, since a response is cut at its stop string.
 
     Args:
-      programs: of the devices.
+      programs: of the devices, or what compiles them ahead: then only ``compile`` works.
       group: the processes that sample together.
       tokenizer: for stop strings and completions.
       get: brings this process's rows of results to the host; every member of the group calls it at the same time.
@@ -73,11 +76,12 @@ class Session:
       ended: requests that are done.
       sampled: tokens drawn.
       counts: what was computed.
+      paces: how long each chunk took.
     """
 
     def __init__(
         self,
-        programs: device.Programs,
+        programs: device.Programs | Ahead,
         group: Group,
         tokenizer: Tokenizer,
         *,
@@ -106,6 +110,8 @@ class Session:
         self._halted: set[tuple[int, int]] = set()
         self._dirty: set[tuple[int, int]] = set()  # slots of rows that were not numbers
         self.ended, self.sampled, self.counts = 0, 0, Counts()
+        self.paces: list[Chunk] = []
+        self._devices = group.partition.mesh.size / len(group.members)
         # Slots and packs are numbered within a row shard; several processes that sample together share one.
         self._lanes_before = [0 if group.alone else group.rank * lanes + lane for lane in range(lanes)]
 
@@ -165,6 +171,7 @@ class Session:
         layers = programs.lay_out(params)
         caches, rows = programs.start()
         controls = self._controls(self.size)
+        begun, admitted = time.perf_counter(), 0
         while True:
             wanted = True
             if enough is not None:
@@ -175,6 +182,7 @@ class Session:
             if not todo.wanted or not (todo.running or todo.more):
                 break
             caches, rows = self._fill(params, layers, caches, rows, work, todo)
+            admitted += len(work.starts)
             if not todo.running:
                 continue
             smaller = min(size for size in self._sizes if size >= todo.busiest)
@@ -187,7 +195,11 @@ class Session:
                 params, layers, caches, rows, controls, halt, np.int32(self._chunk), patience
             )
             self._read(results, ended)  # while the devices decode
+            size, waiting = self.size * self._lanes, len(slots.waiting)
             self._take(int(steps), *self._get((rows.reason, drawn)))
+            now = time.perf_counter()
+            self.paces.append(Chunk(size / self._devices, int(steps), now - begun, admitted, waiting))
+            begun, admitted = now, 0
             progress()
         self._read(results, ended)
         progress()
