@@ -157,8 +157,8 @@ def resolve(spec: RewardSpec, name: str) -> RewardFn:
         that cannot be used.
     """
     where = f"rewards.{name}.fn = {spec.fn!r}"
-    function: Any = load_function(spec.fn, where)
-    if dataclasses.is_dataclass(function) and isinstance(function, type):
+    function = load_function(spec.fn, where)
+    if isinstance(function, type) and dataclasses.is_dataclass(function):
         return _open(function, spec.kwargs, f"rewards.{name}.kwargs", where)
     _check_arguments(function, spec.kwargs, f"rewards.{name}.kwargs", where)
     kwargs = dict(spec.kwargs)
