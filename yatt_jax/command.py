@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,18 @@ def reason(error: Exception) -> str:
         return f"--config: {where.filename}, line {where.lineno}: {type(error).__name__}: {said[0]}"
     if "no attribute 'get_config'" in text:
         return "--config: the file has no function get_config(variant=''), which returns the config"
+    unknown = re.search(r"Did you mean \"([^\"]+)\" instead of \"([^\"]+)\"", text)
+    if unknown:
+        return f"{_flag_with(unknown[2])}: unknown key (did you mean {unknown[1]!r}?)"
     # A KeyError shows its message as a literal, with escapes.
     plain = re.sub(r"\\n|\\'|\s+", " ", text).strip()
     return f"--config: unknown key: {plain}" if isinstance(error, KeyError) else f"--config: {plain}"
+
+
+def _flag_with(key: str) -> str:
+    """The flag of the command line that ends in a key, as "config.parallel.train.datta"."""
+    for word in sys.argv[1:]:
+        name = word.lstrip("-").partition("=")[0]
+        if name.rpartition(".")[2] == key:
+            return name
+    return f"config ... {key}"

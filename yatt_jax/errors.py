@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -22,6 +23,17 @@ class RunFailure(RuntimeError):
     """
 
     status = 1
+
+
+class UserCodeFailure(RunFailure):
+    """A function of the user's raised; commands print the traceback of its error (``__cause__``)."""
+
+
+def told(error: BaseException) -> str:
+    """What a command prints of an error that is a message to the user."""
+    if not isinstance(error, UserCodeFailure) or error.__cause__ is None:
+        return str(error)
+    return f"{error}\n{''.join(traceback.format_exception(error.__cause__)).rstrip()}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from yatt_jax import config as configuration
 from yatt_jax.command import parse_flags, reason, use_compilation_cache
-from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.errors import InputError, RunFailure, told
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
@@ -88,7 +88,7 @@ def run_command() -> None:
     try:
         app.run(main, flags_parser=lambda argv: parse_flags(argv, known))
     except (InputError, RunFailure) as error:
-        print(f"{'error' if error.status == 2 else 'stopped'}: {error}", file=sys.stderr)
+        print(f"{'error' if error.status == 2 else 'stopped'}: {told(error)}", file=sys.stderr)
         sys.exit(error.status)
 
 

@@ -226,7 +226,11 @@ def test_a_run_stops_when_it_no_longer_improves(tmp_path: Path) -> None:
     changes["evaluation__every"] = 1
     _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)
     assert status == 0
-    assert max(line["step"] for line in written(tmp_path)["metrics"]) == 2
+    before = written(tmp_path)
+    assert max(line["step"] for line in before["metrics"]) == 2
+    _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)  # it has ended, and trains no further
+    assert status == 0
+    assert written(tmp_path) == before
 
 
 def test_the_time_that_a_run_may_take(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from jax._src import distributed as _distributed
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from yatt_jax.controller.watch import PREFIX, ControllerConfig, Member, Verdict, Watch, describe, end, say
-from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.errors import InputError, RunFailure, told
 
 
 class Hosts:
@@ -141,10 +141,14 @@ class Hosts:
             if isinstance(error, jax.errors.JaxRuntimeError):
                 self.watch.await_verdict()
             expected = isinstance(error, InputError | RunFailure)
-            text = str(error) if expected else "".join(traceback.format_exception(error))
+            text = told(error) if expected else "".join(traceback.format_exception(error))
             self.watch.publish(Verdict(self._me, "raised", text.strip(), status))
             self.watch.let_others_read()
-        say(f"{'error' if status == 2 else 'stopped'}: {error}" if str(error) else f"stopped: {type(error).__name__}")
+        say(
+            f"{'error' if status == 2 else 'stopped'}: {told(error)}"
+            if str(error)
+            else f"stopped: {type(error).__name__}"
+        )
         if not isinstance(error, InputError | RunFailure):
             traceback.print_exception(error)
         end(status)

@@ -186,9 +186,22 @@ class Job(abc.ABC, Generic[P]):
         if start.found is not None:
             self._restore(start.found)
             self.console.message(describe(start))
+            self._say_if_done(start.step)
         self.keeper.mark()
         self._updates: list[Metrics] = []
         self._begin()
+
+    def _say_if_done(self, step: int) -> None:
+        """A run that has ended trains no further step, whichever way it ended."""
+        config, early = self.plan.config, self.keeper.early
+        if early.reached(config.checkpoint):
+            self.first_step = config.steps
+            self.console.message(
+                f"nothing is left to do: no better {config.checkpoint.best_metric} in {early.since} evaluations; raise "
+                "config.checkpoint.early_stop_patience to go on"
+            )
+        elif step >= config.steps:
+            self.console.message(f"nothing is left to do: {step} steps are done, and config.steps = {config.steps}")
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +255,7 @@ class Job(abc.ABC, Generic[P]):
     def write(self, step: int) -> None:
         """Writes the line of a step: everything gathered since the last one."""
         self.record.write(step)
-        self.timeline.begin(step + 1)
+        self.timeline.begin(min(step + 1, self.plan.config.steps))  # what ends a run is part of its last step
         self._step = step + 1
 
     # Nothing lost.
@@ -269,8 +282,7 @@ class Job(abc.ABC, Generic[P]):
         except StopRequested as told:
             step = max(self._step - 1, 0)
             self.keeper.stop(step)
-            self.hosts.barrier("the report")
-            self.record.page()
+            self._page()
             self.console.message(f"stopped after step {step} ({told}); the same command goes on from there")
             self.status = STOPPED_EARLY
 
@@ -305,6 +317,11 @@ class Job(abc.ABC, Generic[P]):
     def finish(self) -> None:
         """Exports the trained model and writes the page."""
         self.keeper.checkpoints.wait()
+        if self.keeper.checkpoints.unsaved and not self.plan.config.report.export:
+            self.console.message(
+                "the final weights are NOT saved: the last checkpoint failed, and config.report.export is off; mend "
+                "the cause and give the same command again, which goes on from the newest checkpoint there is"
+            )
         if self.plan.config.report.export:
             with self.phase("export"):
                 folder, model = self.run.path / "export", self.plan.models[self.plan.first]
@@ -321,9 +338,15 @@ class Job(abc.ABC, Generic[P]):
                 )
             talk = f"; talk to it with: python -m tools.chat {self.run.path}" if model.kind == "lm" else ""
             self.console.message(f"model written to {folder}{talk}")
-        self.hosts.barrier("the report")  # everything is in the files that it is made of
-        self.record.page()
+        self._page()
         self.console.message(f"report: {self.run.report_file}")
+
+    def _page(self) -> None:
+        """Writes the page, once everything is in the files that it is made of."""
+        # The page shows no waiting for itself: it could not say how long.
+        self.hosts.waiting = contextlib.nullcontext
+        self.hosts.barrier("the report")
+        self.record.page()
 
 
 _STOPPABLE = ("rollout", "data", "score", "train")

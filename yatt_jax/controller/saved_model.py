@@ -45,6 +45,9 @@ def run_of(source: str) -> tuple[Path, int | None] | None:
     """The run directory and the step that ``RUN_DIR[@STEP]`` means; None where it is no run directory."""
     match = re.fullmatch(r"(.+)@(\d+)", source)
     path, step = (Path(match[1]), int(match[2])) if match and not Path(source).exists() else (Path(source), None)
+    head, at, tail = source.rpartition("@")
+    if at and not match and not path.exists() and (Path(head) / "config.json").is_file():
+        raise InputError(f"{source}: @{tail} is no step; name one of the run's checkpoints, as {head}@100")
     file = path / "config.json"
     if file.is_file() and "model_type" not in (values := _read_json(file)) and "config" in values:
         return path, step

@@ -85,6 +85,7 @@ class Checkpoints:
     ) -> None:
         self.config = config
         self.failures = 0
+        self.unsaved = False  # whether the last save failed
         self._job: Processes = Alone() if processes is None else processes
         self._clock = clock
         self.folder = checkpoint_files.open_folder(folder, create=True)
@@ -207,6 +208,7 @@ class Checkpoints:
             self._failed(save.step, next((other for other, _ in others if other), error))
         else:
             self._stats.append(SaveStats(**stats))
+            self.unsaved = False
 
     def metrics(self) -> dict[str, float]:
         """Figures of the save that ended since the last call, if one did, and of failures, if there were any."""
@@ -296,6 +298,7 @@ class Checkpoints:
 
     def _failed(self, step: int, message: str) -> None:
         self.failures += 1
+        self.unsaved = True
         if self.config.on_failure == "stop":
             raise CheckpointFailure(f"the checkpoint of step {step} was not written: {message}")
         if self._job.process == 0:

@@ -111,7 +111,9 @@ def find(folder: epath.Path, step: int | None = None, processes: Processes | Non
     if step is not None:
         others = [str(other) for other in steps if other != step]
         raise SavedRunError(f"{first}; there are also checkpoints of steps {', '.join(others) or '(none)'}")
-    raise SavedRunError(f"{folder}: no checkpoint can be used ({first}); start anew, or use another --workdir")
+    raise SavedRunError(
+        f"{folder}: no checkpoint can be used ({first}); start anew with --overwrite, or in another --workdir"
+    )
 
 
 def restore(found: Found, like: PyTree, *, partial: bool = False) -> PyTree:

@@ -280,7 +280,9 @@ def _check_free(out: Path, force: bool) -> None:
     if not out.is_dir():
         raise ExportError(f"{out} is a file; give the name of a folder")
     if any(out.iterdir()) and not _is_export(out):
-        raise ExportError(f"{out} is not empty and not an earlier export; give another folder, or force to replace it")
+        raise ExportError(
+            f"{out} is not empty and not an earlier export; give another folder, or replace it with --force"
+        )
 
 
 def _is_export(folder: Path) -> bool:

@@ -72,8 +72,12 @@ def gather(parameters: Mapping[str, int], argv: Sequence[str] | None = None) -> 
 
 
 def command(argv: Sequence[str]) -> str:
-    """The command line to type again; a module's file is written as ``python -m package.module``."""
+    """The command line to type again; a module's file is written as ``python -m package.module``.
+
+    Without what a launcher adds for each process: the coordinator, the number of processes, which one this is.
+    """
     first, *rest = argv
+    rest = [word for word in rest if not word.startswith(("--coordinator=", "--processes=", "--process="))]
     marker = f"{os.sep}yatt_jax{os.sep}main.py"
     start = ["python", "-m", "yatt_jax.main"] if first.endswith(marker) else [os.path.basename(first)]
     return shlex.join([*start, *rest])

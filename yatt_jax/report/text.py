@@ -81,7 +81,7 @@ def find(names: Iterable[str], kinds: Sequence[str]) -> str | None:
       names: metrics, as "rollout/kl_k3".
       kinds: what may follow the last slash.
     """
-    training = [name for name in names if not name.startswith("eval/")]
+    training = [name for name in names if not name.startswith(("eval/", "time/"))]
     for kind in kinds:
         for name in training:
             if name.rpartition("/")[2] == kind:

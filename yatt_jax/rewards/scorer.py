@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float32
 
-from yatt_jax.errors import InputError, RunFailure
+from yatt_jax.errors import InputError, UserCodeFailure
 from yatt_jax.rewards.choice import Choice
 from yatt_jax.rewards.counts import Counts
 from yatt_jax.rewards.spec import Failed, Invalid, RewardFn, RewardSpec, resolve
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class RewardError(RunFailure):
+class RewardError(UserCodeFailure):
     """A reward function failed, or returned what is no reward.
 
     Attributes:
