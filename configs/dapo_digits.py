@@ -1,4 +1,4 @@
-"""DAPO on the digits task of ``ppo_digits``: a wider clip above, a price of overlong responses.
+"""DAPO on the digits task of ``ppo_digits``: a wider clip above, a price of overlong responses, dynamic sampling.
 
 Command:   python -m yatt_jax.main --config=configs/dapo_digits.py --workdir=runs/dapo_digits
 Hardware:  2 CPU cores, 1 GB of memory.
@@ -15,4 +15,5 @@ def get_config(variant: str = "") -> ConfigDict:
     config = digits_in_groups("dapo", variant)
     config.rollout.sampling.max_new_tokens = 12
     config.hyper.reward.update(overlong_limit=12, overlong_cache=2)  # the longest right response has ten tokens
+    config.rollout.dynamic.update(enabled=True, max_waves=3)
     return config.lock()
