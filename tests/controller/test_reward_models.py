@@ -230,6 +230,7 @@ def test_a_run_is_rewarded_by_models_and_functions(tmp_path: Path, saved) -> Non
         assert abs(one["total"] - total) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_scale(tmp_path: Path, saved) -> None:
     rewards: Any = {"rm": {"model": saved(), "reference": 9}}
     changes: dict[str, Any] = {"rewards": rewards, "report__export": False, "evaluation__every": 0}
