@@ -207,7 +207,7 @@ def test_clients_that_go_away_cost_nothing(serve):
         (("--config.path=/nowhere",), "/nowhere: no such folder"),
         (("--config.path=a", "--config.host=0.0.0.0"), "can be reached from other machines: set token_env"),
         (("--config.path=a", "--config.token_env=NO_TOKEN"), "the environment variable is not set"),
-        (("--config.path=a", "--config.batch.row=3"), "batch"),
+        (("--config.path=a", "--config.batch.row=3"), 'Did you mean "rows"'),
         (("--config.path=a", "--config.batch.rows=0"), "config.batch: rows = 0: must be at least 1"),
     ],
 )
@@ -240,7 +240,8 @@ def test_64_clients_for_a_minute(serve, tmp_path):
     from tests.serve import models
 
     models.write(tmp_path / "larger", "reward", layers=6, hidden=256)
-    with serve("reward", "--config.batch.rows=64", path=str(tmp_path / "larger")) as server:
+    flags = ("--config.batch.rows=64", "--config.batch.delay_ms=100")  # a fifth of what a batch takes here
+    with serve("reward", *flags, path=str(tmp_path / "larger")) as server:
         texts = {"sentences": ["1234567890" * 6]}
         ends, seconds, errors = time.monotonic() + 60, [], []
 
