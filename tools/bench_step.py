@@ -71,6 +71,7 @@ def _plan(args: argparse.Namespace) -> OnlinePlan:
     config.rollout.sampling.max_new_tokens = args.new_tokens
     config.rollout.sampling.min_new_tokens = args.new_tokens
     config.rollout.filters_in_scoring = "off"
+    config.hyper.epochs = config.hyper.minibatches = 1
     config.train.micro_rows = args.micro_rows
     config.rewards = {"length": {"fn": "yatt_jax.rewards.rules:length"}}
     run = parse(config)
