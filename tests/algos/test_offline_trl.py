@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from yatt_jax.algos import dpo, kto, orpo, reward_model, simpo
+from yatt_jax.algos import dpo, kto, orpo, reward_model, sft, simpo
 from yatt_jax.ops.pairs import PairBatch
-from yatt_jax.types import Inputs, Logprobs, PairRows, TokenScores, UnpairedRows
+from yatt_jax.types import Inputs, Logprobs, PairRows, TextRows, TokenScores, UnpairedRows
 
 B, T = 4, 7
 RNG = np.random.default_rng(0)
@@ -54,9 +54,14 @@ def stand_in(torch, **settings: Any) -> Any:
     """A trainer that was never made: what its loss reads of itself."""
     same = lambda x: x  # noqa: E731
     return types.SimpleNamespace(
-        accelerator=types.SimpleNamespace(device="cpu", gather=same, gather_for_metrics=same),
+        accelerator=types.SimpleNamespace(device="cpu", gather=same, gather_for_metrics=same, parallelism_config=None),
         model=types.SimpleNamespace(training=False),
-        args=types.SimpleNamespace(gradient_checkpointing_kwargs=None, center_rewards_coefficient=None),
+        args=types.SimpleNamespace(
+            gradient_checkpointing_kwargs=None,
+            center_rewards_coefficient=None,
+            loss_type="nll",
+            average_tokens_across_devices=False,
+        ),
         aux_loss_enabled=False,
         _total_train_tokens=0,
         _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
@@ -95,6 +100,28 @@ def check(mine: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]) -> N
     assert mine[0] == pytest.approx(theirs[0], abs=1e-5)
     assert np.abs(theirs[1]).max() > 1e-4
     np.testing.assert_allclose(mine[1], theirs[1], atol=1e-5)
+
+
+def test_sft(torch, trl) -> None:
+    """A mean over all trained tokens, of rows of different lengths."""
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    mask, inputs = MASK[:, 0], jax.tree.map(lambda x: x[:, 0], INPUTS)
+    batch, _ = sft.prepare(TextRows(inputs, jnp.asarray(mask), jnp.ones(B)), {}, sft.Hyper())
+
+    def value(logprobs):
+        return sft.loss(Logprobs(logprobs, jnp.zeros((B, T))), batch, sft.Hyper())[0].mean()
+
+    mine = jax.value_and_grad(value)(jnp.asarray(NEW[:, 0]))
+    logprobs, counted = torch.tensor(NEW[:, 0, 1:], requires_grad=True), torch.tensor(mask[:, 1:])
+    made = outputs(torch, logprobs * counted)
+    made.label_mask = counted
+    trainer = stand_in(torch, compute_loss_func=None, label_smoother=None)
+    theirs: Any = SFTTrainer.compute_loss(trainer, lambda **_: made, {"labels": None})
+    theirs.backward()
+    slope = np.zeros_like(NEW[:, 0])
+    slope[:, 1:] = logprobs.grad.numpy()
+    check((float(mine[0]), np.asarray(mine[1])), (float(theirs.detach()), slope))
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,13 @@ def meet_an_end() -> None:
         hosts.barrier("what never comes")
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("kind", ["kill", "stop", "raise"])
+ENDS = [(kind, which) for kind in ("kill", "stop", "raise") for which in (0, 1)]
+QUICK = [("kill", 1), ("stop", 0), ("raise", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "which"), [*QUICK, *(pytest.param(*end, marks=pytest.mark.slow) for end in ENDS if end not in QUICK)]
+)
 def test_the_end_of_one_process_is_the_end_of_all(kind: str, which: int) -> None:
     with start_processes(meet_an_end, 3, 1, env={"YATT_TEST_END": f"{kind} {which}"}) as group:
         group.wait_for_text(which, "now", 60)

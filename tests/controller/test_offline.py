@@ -18,7 +18,7 @@ from tests.controller.offline_tiny import STEADY, plan, run
 from yatt_jax.config import ConfigError
 from yatt_jax.controller.job import STOPPED_EARLY
 from yatt_jax.controller.offline import train
-from yatt_jax.controller.offline_evaluate import mean_and_interval
+from yatt_jax.controller.offline_evaluate import evaluate, mean_and_interval
 from yatt_jax.controller.offline_job import OfflineJob
 from yatt_jax.errors import InputError, RunFailure
 
@@ -106,8 +106,11 @@ def test_every_held_out_row_counts_once(tmp_path: Path) -> None:
     found = []
     for batch, rows in ((5, 0), (64, 0), (64, 7)):
         changes: dict[str, Any] = {"data__batch": batch, "evaluation__rows": rows, "steps": 1, "report__export": False}
-        run(tmp_path / f"{batch} {rows}", "sft", **changes, data__pack=0)
-        found.append(lines(tmp_path / f"{batch} {rows}")[0])
+        folder = tmp_path / f"{batch} {rows}"
+        with OfflineJob(plan("sft", **changes, data__pack=0), folder) as job:
+            evaluate(job, 0)
+            job.write(0)
+        found.append(lines(folder)[0])
     assert found[0]["eval/loss"] == pytest.approx(found[1]["eval/loss"], abs=1e-5)
     assert found[0]["eval/loss_ci95"] == pytest.approx(found[1]["eval/loss_ci95"], abs=1e-5)
     assert abs(found[1]["eval/loss"] - found[2]["eval/loss"]) > 1e-3
@@ -145,8 +148,8 @@ PLAIN: dict[str, Any] = STEADY | {"data__pack": 0, "data__batch": 12, "report__e
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (1, {"data__pack": 48, "train__micro_rows": 3}),
-        (8, {"parallel__train__fsdp": 2, "parallel__train__tensor": 2, "train__micro_rows": 2}),
+        (8, {"parallel__train__fsdp": 2, "parallel__train__tensor": 2, "train__micro_rows": 2, "data__pack": 48}),
+        pytest.param(1, {"data__pack": 48, "train__micro_rows": 3}, marks=pytest.mark.slow),
         pytest.param(1, {"train__micro_rows": 5}, marks=pytest.mark.slow),
         pytest.param(1, {"train__micro_tokens": 70}, marks=pytest.mark.slow),
         pytest.param(8, {"data__pack": 40}, marks=pytest.mark.slow),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -117,62 +118,85 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, state
 
 
-# A crash in the third step, which goes back to the checkpoint of the second; then a signal in the fourth.
-@pytest.mark.parametrize(
-    ("method", "call", "told", "told_call"),
-    [
-        ("update", 18, "respond", 2),
-        pytest.param("collect", 3, "update", 2, marks=pytest.mark.slow),
-        pytest.param("report", 3, "prepare", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_that_stopped_twice_is_the_run_that_never_did(
-    tmp_path: Path, whole: tuple[Path, Any], method: str, call: int, told: str, told_call: int
-) -> None:
-    with pytest.raises(Crash):
-        go(tmp_path, at=at_call(method, call, crash))
-    _, status = go(tmp_path, at=at_call(told, told_call, tell))
-    assert status == STOPPED_EARLY
-    state, status = go(tmp_path)
-    assert status == 0
-    check_same(whole[1], state)
-    assert written(tmp_path) == written(whole[0])
-
-
 TAILS: list[dict[str, Any]] = [
-    {"rollout__tail": "carry", "rollout__extra_prompts": 2, "rollout__budget": 16, "rollout__max_staleness": 2},
+    {"rollout__tail": "carry", "rollout__extra_prompts": 2, "rollout__budget": 8, "rollout__max_staleness": 2},
     {"rollout__tail": "ahead", "rollout__max_staleness": 2},
     {"rollout__dynamic__enabled": True, "rollout__max_staleness": 1, "rollout__dynamic__max_waves": 3},
 ]
 
 
-@pytest.mark.parametrize(
-    "tail", [TAILS[0], pytest.param(TAILS[1], marks=pytest.mark.slow), pytest.param(TAILS[2], marks=pytest.mark.slow)]
-)
-def test_rows_that_wait_between_steps_are_kept(tmp_path: Path, tail: dict[str, Any]) -> None:
-    """Responses that have not ended, and whole ones that wait for their step, are the same after a crash."""
-    changes = tail | {
+def waiting(tail: dict[str, Any]) -> dict[str, Any]:
+    """Changes with which rows wait between steps, and some are used late."""
+    return tail | {
         "rollout__prompts": 4,
         "rollout__samples_per_prompt": 2,
-        "rollout__sampling__max_new_tokens": 40,
+        "rollout__sampling__max_new_tokens": 20,
         "hyper__correction__how": "truncate",
-        "evaluation__every": 0,
         "rewards": {"share_of_a": {"fn": "tests.controller.tiny:share_of_a", "chunk": 2}},
         "reward_workers": 2,
     }
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder in (one, other):
-        folder.mkdir()
-    expected, _ = go(one, **changes)
-    with pytest.raises(Crash):
-        go(other, at=at_call("report", 3, crash), **changes)
-    state, status = go(other, **changes)
-    assert status == 0
-    check_same(expected, state)
-    assert written(one) == written(other)
-    figures = [line for line in written(one)["metrics"] if line["step"]]
+
+
+CARRY = waiting(TAILS[0])
+
+
+def check_late(folder: Path) -> None:
+    """Some rows were sampled by older weights, and are corrected for that."""
+    figures = [line for line in written(folder)["metrics"] if line["step"]]
     assert max(line["rollout/staleness"] for line in figures) > 0
     assert all(np.isfinite(line["rollout/correction_mean"]) for line in figures)
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that was never stopped, in which responses wait between steps."""
+    folder = tmp_path_factory.mktemp("carried")
+    state, status = go(folder, **CARRY)
+    assert status == 0
+    check_late(folder)
+    return folder, state
+
+
+def check_stopped_twice(
+    folder: Path, expected: tuple[Path, Any], method: str, call: int, told: str, told_call: int, **changes: Any
+) -> None:
+    """Crashes within a call of a method, is told to stop within another, and ends; it must be the expected run."""
+    with pytest.raises(Crash):
+        go(folder, at=at_call(method, call, crash), **changes)
+    _, status = go(folder, at=at_call(told, told_call, tell), **changes)
+    assert status == STOPPED_EARLY
+    state, status = go(folder, **changes)
+    assert status == 0
+    check_same(expected[1], state)
+    assert written(folder) == written(expected[0])
+
+
+# A crash in the third step, which goes back to the checkpoint of the second; then a signal in the fourth.
+def test_a_run_that_stopped_twice_is_the_run_that_never_did(tmp_path: Path, carried: tuple[Path, Any]) -> None:
+    """Responses that have not ended, and whole ones that wait for their step, are kept as well."""
+    check_stopped_twice(tmp_path, carried, "update", 18, "respond", 2, **CARRY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "call", "told", "told_call"),
+    [("update", 18, "respond", 2), ("collect", 3, "update", 2), ("report", 3, "prepare", 2)],
+)
+def test_it_is_wherever_it_stopped(
+    tmp_path: Path, whole: tuple[Path, Any], method: str, call: int, told: str, told_call: int
+) -> None:
+    check_stopped_twice(tmp_path, whole, method, call, told, told_call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", TAILS[1:])
+def test_rows_that_wait_between_steps_are_kept(tmp_path: Path, tail: dict[str, Any]) -> None:
+    changes = waiting(tail)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    state, _ = go(tmp_path / "one", **changes)
+    check_late(tmp_path / "one")
+    check_stopped_twice(tmp_path / "other", (tmp_path / "one", state), "update", 18, "respond", 2, **changes)
 
 
 @pytest.mark.slow
@@ -186,30 +210,31 @@ def test_a_run_goes_on_with_other_devices_and_more_steps(tmp_path: Path, whole: 
     assert "steps: 2 -> 4" in saved["resumed"][0]["changes"]
 
 
-def test_what_a_run_may_go_on_with(tmp_path: Path, whole: tuple[Path, Any]) -> None:
-    folder = whole[0]
+def test_what_a_run_may_go_on_with(carried: tuple[Path, Any]) -> None:
+    folder = carried[0]
     before = written(folder)
     with pytest.raises(InputError, match=r"cannot go on .*\nconfig.seed: 3 -> 4"):
-        go(folder, seed=4)
+        go(folder, **CARRY, seed=4)
     with pytest.raises(InputError, match="--resume=never would discard them"):
-        go(folder, resume="never")
+        go(folder, resume="never", **CARRY)
     with pytest.raises(InputError, match="no checkpoint of step 3; there are 2, 4"):
-        go(folder, resume="3")
+        go(folder, resume="3", **CARRY)
     with pytest.raises(InputError, match="--resume=soon: expected"):
-        go(folder, resume="soon")
+        go(folder, resume="soon", **CARRY)
     assert written(folder) == before
 
 
-def test_a_run_goes_on_from_a_step_that_is_named_and_forgets_later_ones(tmp_path: Path, whole: Any) -> None:
-    go(tmp_path)
-    state, _ = go(tmp_path, resume="2")
-    check_same(whole[1], state)
-    assert written(tmp_path) == written(whole[0])
+def test_a_run_goes_on_from_a_step_that_is_named_and_forgets_later_ones(tmp_path: Path, carried: Any) -> None:
+    shutil.copytree(carried[0], tmp_path / "again")
+    folder = tmp_path / "again"
+    state, _ = go(folder, resume="2", data__train=(str(carried[0] / "prompts.jsonl"),), **CARRY)
+    check_same(carried[1], state)
+    assert written(folder) == written(carried[0])
     # Once more: it is finished, and nothing changes.
-    state, status = go(tmp_path)
+    state, status = go(folder, data__train=(str(carried[0] / "prompts.jsonl"),), **CARRY)
     assert status == 0
-    check_same(whole[1], state)
-    assert written(tmp_path) == written(whole[0])
+    check_same(carried[1], state)
+    assert written(folder) == written(carried[0])
 
 
 @pytest.mark.slow
@@ -223,18 +248,19 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path: Path
 
 def test_a_run_stops_when_it_no_longer_improves(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"checkpoint__best_metric": "eval/reward", "checkpoint__early_stop_patience": 1}
-    changes["evaluation__every"] = 1
-    _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)
+    changes |= {"evaluation__every": 1, "rewards": {"one": {"fn": "tests.controller.test_reward_models:always_one"}}}
+    changes = CARRY | changes | {"steps": 30}
+    _, status = go(tmp_path, **changes)
     assert status == 0
     before = written(tmp_path)
     assert max(line["step"] for line in before["metrics"]) == 2
-    _, status = go(tmp_path, steps=30, actor_optimizer__lr=0.0, **changes)  # it has ended, and trains no further
+    _, status = go(tmp_path, **changes)  # it has ended, and trains no further
     assert status == 0
     assert written(tmp_path) == before
 
 
 def test_the_time_that_a_run_may_take(tmp_path: Path) -> None:
-    _, status = go(tmp_path, max_minutes=1e-6)
+    _, status = go(tmp_path, max_minutes=1e-6, **CARRY)
     assert status == STOPPED_EARLY
     assert [line["step"] for line in written(tmp_path)["metrics"]] == [0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,9 +63,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory, one_device: Partition) -> Ca
     return get
 
 
+@functools.cache
+def torch_model(path: str) -> Any:
+    """The model as transformers loads it, once."""
+    return transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
+
+
 def by_torch(path: str, tokens: list[int]) -> np.ndarray:
     """All outputs at every token, by transformers."""
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
+    model = torch_model(path)
     with torch.no_grad():
         return model.score(model.model(torch.tensor([tokens])).last_hidden_state)[0].numpy()
 
@@ -215,7 +222,7 @@ REWARDS = {"share_of_a": {"fn": "tests.controller.tiny:share_of_a", "weight": 0.
 def test_a_run_is_rewarded_by_models_and_functions(tmp_path: Path, saved) -> None:
     path = saved()
     rewards: Any = REWARDS | {"rm": {"model": path, "reference": 9, "weight": 2.0}}
-    run(tmp_path, data=2, rewards=rewards, reward_workers=2, parallel__park="all", report__export=False)
+    run(tmp_path, rewards=rewards, reward_workers=2, parallel__park="all", report__export=False)
     written = [s for s in lines(tmp_path / "run" / "samples.jsonl")]
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     (mean,) = {m["rollout/reference_mean/rm"] for m in metrics[:1]}

@@ -15,7 +15,10 @@ from yatt_jax.report.metrics import to_floats
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"temperature": 0.6}, {"temperature": 1.0}, {"temperature": 1.3}, {"temperature": 1.3, "top_p": 0.9}],
+    [
+        {"temperature": 1.3, "top_p": 0.9},
+        *(pytest.param({"temperature": t}, marks=pytest.mark.slow) for t in (0.6, 1.0, 1.3)),
+    ],
     ids=str,
 )
 def test_kl_is_0_and_the_ratio_1(tmp_path: Path, sampling: dict[str, float]) -> None:

@@ -237,7 +237,9 @@ def trained(mesh: str, micro: int, config: OptimizerConfig) -> tuple[TrainState,
 ADAM = OptimizerConfig(lr=1e-2, schedule="constant", weight_decay=0.1)
 
 
-@pytest.mark.parametrize("mesh", ["data8", "fsdp8", "tensor2_fsdp4"])
+@pytest.mark.parametrize(
+    "mesh", ["tensor2_fsdp4", *(pytest.param(name, marks=pytest.mark.slow) for name in ("data8", "fsdp8"))]
+)
 def test_every_mesh_takes_the_same_steps(mesh):
     _, reference, reference_metrics = trained("one", 1, ADAM)
     shardings, state, metrics = trained(mesh, 2, ADAM)
