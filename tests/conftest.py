@@ -15,7 +15,8 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+# Small programs are many, and each test makes them anew.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 import pytest

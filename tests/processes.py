@@ -234,7 +234,7 @@ def _environment(coordinator: str, n: int, process: int, devices_each: int) -> d
         "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
         # The cache of tests/conftest.py.
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
