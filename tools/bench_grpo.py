@@ -93,7 +93,8 @@ def ours(args: argparse.Namespace) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
         with contextlib.redirect_stdout(io.StringIO()):
-            status = run(make_plan(parse(_config(args, Path(folder)))), workdir, Hosts(), resume="never", overwrite=False)
+            plan = make_plan(parse(_config(args, Path(folder))))
+            status = run(plan, workdir, Hosts(), resume="never", overwrite=False)
         if status:
             raise InputError(f"the run ended with status {status}")
         lines = (workdir / "metrics.jsonl").read_text("utf-8").splitlines()
