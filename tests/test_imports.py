@@ -145,6 +145,11 @@ def test_a_planted_fault_is_found(path: str, text: str, expected: str) -> None:
     assert expected in found[0]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "yatt_jax" / "algos").glob("*.py")), ids=lambda path: path.stem)
+def test_an_algorithm_is_one_short_file(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 120
+
+
 def test_packages_of_one_floor_do_not_import_each_other_in_a_circle() -> None:
     one_way = {"yatt_jax/data/a.py": "from yatt_jax.io import gguf"}
     assert faults(one_way) == []

@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,9 +51,10 @@ RNG = np.random.default_rng(0)
 SEGMENTS = np.array([[1] * 8, [1] * 3 + [2] * 5, [1] * 6 + [0] * 2])
 POSITIONS = np.array([[*range(8)], [*range(3), *range(5)], [*range(6), 0, 0]])
 MASK = ((SEGMENTS > 0) & (POSITIONS > 1)).astype(np.float32)
-PACKED = Inputs(*(jnp.asarray(x) for x in (RNG.integers(0, V, (B, T)), POSITIONS, SEGMENTS)))
-SINGLE = dataclasses.replace(PACKED, segments=jnp.ones((B, T), jnp.int32), positions=jnp.arange(T) * jnp.ones((B, 1)))
-TWO = Inputs(*(jnp.stack([x, x], axis=1) for x in (SINGLE.tokens, SINGLE.positions, SINGLE.segments)))
+TOKENS = jnp.asarray(RNG.integers(0, V, (B, T)))
+PACKED = Inputs(TOKENS, jnp.asarray(POSITIONS), jnp.asarray(SEGMENTS))
+SINGLE = Inputs(TOKENS, jnp.broadcast_to(jnp.arange(T), (B, T)), jnp.ones((B, T), jnp.int32))
+TWO: Inputs = jax.tree.map(lambda x: jnp.stack([x, x], axis=1), SINGLE)
 SIDES = np.stack([np.arange(T) < np.array([[8], [5], [4]]), np.arange(T) < np.array([[4], [7], [8]])], 1) & (
     np.arange(T) > 1
 )

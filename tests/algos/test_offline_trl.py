@@ -117,7 +117,8 @@ def test_sft(torch, trl) -> None:
     made = outputs(torch, logprobs * counted)
     made.label_mask = counted
     trainer = stand_in(torch, compute_loss_func=None, label_smoother=None)
-    theirs: Any = SFTTrainer.compute_loss(trainer, lambda **_: made, {"labels": None})
+    model: Any = lambda **_: made  # noqa: E731
+    theirs: Any = SFTTrainer.compute_loss(trainer, model, {"labels": None})
     theirs.backward()
     slope = np.zeros_like(NEW[:, 0])
     slope[:, 1:] = logprobs.grad.numpy()

@@ -318,6 +318,17 @@ def test_records_that_do_not_fit(parse, kind, record, message):
         parse(kind, [*good, record])
 
 
+def format_of(kind: Any, record: Any) -> str:
+    """The format that a record is in, by its fields; empty where they are those of none."""
+    return next((format.name for format in FORMATS[kind] if set(format.fields) <= record.keys()), "")
+
+
+def test_every_format_has_a_malformed_twin() -> None:
+    refused = {(kind, format_of(kind, record)) for kind, record, _ in FAULTS}
+    refused |= {(PairRows, format_of(PairRows, records[0])) for records, _ in LINE_FAULTS}
+    assert refused >= {(kind, format.name) for kind, formats in FORMATS.items() for format in formats}
+
+
 LINE_FAULTS: list[tuple[list[Any], str]] = [
     ([{"text": "a"}] * 3, r":3: the last of 3 lines has no partner"),
     ([{"text": "a"}, {"text": "a"}], r":1: the two texts are equal"),
